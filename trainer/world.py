@@ -22,7 +22,7 @@ from trainer.errors import BadSettings, TrainerError
 
 T = TypeVar("T")
 TIMEOUT_S = 600.0
-_MEET_S = 120.0  # ranks that meet anew wait so long for each other
+_MEET_S = 120.0  # ranks that meet again wait so long for each other
 _LOOK_S = 0.005
 _PATIENCE_S = 0.5  # with a store that has been found, at first
 _MESH = 64  # so many ranks may each have a connection to each other one
@@ -34,9 +34,9 @@ class World:
     """The ranks of a training as one of them sees them: its number, their number, device and groups.
 
     `backend` is None without a process group. `control` is a gloo group of all ranks for votes and small messages, None
-    for a single rank. `group_rank` is this node's number, if known. `together` is the number of ranks that work on the
-    same samples, each on its part of the model, and `stages` that of a pipeline's stages. `anew`: a rank was replaced,
-    and some of these ranks are in the middle of a training.
+    for a single rank. `group_rank` is this node's number, if known. `ranks_per_replica` is the number of ranks that
+    share one copy of the model and work on the same samples, and `stages` the number of pipeline stages. `rejoined`: a
+    rank was replaced, and some of these ranks are in the middle of a training.
     """
 
     rank: int
@@ -47,9 +47,9 @@ class World:
     backend: str | None = None  # None: no process group, a world of one
     control: dist.ProcessGroup | None = None  # over the CPU, for votes and small messages; None where there is no group
     group_rank: int | None = None  # which node this is, if known
-    together: int = 1  # ranks that work on the same samples, each on its part of the model
+    ranks_per_replica: int = 1  # ranks that work on the same samples, each on its part of the model
     stages: int = 1  # of a pipeline; the first ranks have its first stage, and so on
-    anew: bool = False  # a rank was replaced: some of these ranks are in the middle of a training, and have its state
+    rejoined: bool = False  # a rank was replaced: some of these ranks are in the middle of a training
 
     @property
     def is_first(self) -> bool:
@@ -57,39 +57,39 @@ class World:
         return self.rank == 0
 
     @property
-    def share(self) -> int:
-        """The index of this rank's share of the samples: its data-parallel rank."""
-        return self.rank % self.ranks_of_stage // self.dividing
+    def dp_rank(self) -> int:
+        """The data-parallel rank: the number of the copy of the model that this rank has, or a part of which it has."""
+        return self.rank % self.ranks_per_stage // self.tp_size
 
     @property
-    def shares(self) -> int:
-        """The number of shares into which samples are divided, one per copy of the model: the data-parallel size."""
-        return self.size // self.together
+    def dp_size(self) -> int:
+        """The data-parallel size: the number of copies of the model, among which the samples are divided."""
+        return self.size // self.ranks_per_replica
 
     @property
-    def of_share(self) -> tuple[int, ...]:
-        """The ranks that work on the same samples as this one, including it, ordered by stage."""
-        return tuple(rank for rank in range(self.size) if rank % self.ranks_of_stage // self.dividing == self.share)
+    def replica_ranks(self) -> tuple[int, ...]:
+        """The ranks that share one copy of the model with this one, including it, ordered by stage."""
+        return tuple(rank for rank in range(self.size) if rank % self.ranks_per_stage // self.tp_size == self.dp_rank)
 
     @property
-    def dividing(self) -> int:
-        """The number of neighbouring ranks that divide every layer of their stage: the tensor-parallel size."""
-        return self.together // self.stages
+    def tp_size(self) -> int:
+        """The tensor-parallel size: the number of neighbouring ranks that divide every layer of their stage."""
+        return self.ranks_per_replica // self.stages
 
     @property
-    def ranks_of_stage(self) -> int:
+    def ranks_per_stage(self) -> int:
         """The number of ranks that have the same pipeline stage."""
         return self.size // self.stages
 
     @property
     def stage(self) -> int:
         """The number of the pipeline stage that this rank has."""
-        return self.rank // self.ranks_of_stage
+        return self.rank // self.ranks_per_stage
 
     @property
-    def of_shares(self) -> range:
-        """One rank for each share of the samples, in their order: the first of those with the first stage."""
-        return range(0, self.ranks_of_stage, self.dividing)
+    def replica_leaders(self) -> range:
+        """The first rank, with the first pipeline stage, of each copy of the model."""
+        return range(0, self.ranks_per_stage, self.tp_size)
 
     @property
     def node(self) -> int:
@@ -340,7 +340,7 @@ def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt
         backend=dist.get_backend(),
         control=control,
         group_rank=_number(environ, "GROUP_RANK", 0) if environ.get("GROUP_RANK") else None,
-        anew=environ.get("LAUNCH_JOINS") == "1",
+        rejoined=environ.get("LAUNCH_JOINS") == "1",
     )
 
 

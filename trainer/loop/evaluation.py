@@ -24,7 +24,7 @@ from trainer.loop.pipeline_loss import Piped
 from trainer.loop.placing import Placing
 from trainer.loop.progress import Training
 from trainer.loop.shared_forward import sharing_forward
-from trainer.loop.sums import Sum, Sums, is_float, means, of_shares, sum_of, sum_over_ranks
+from trainer.loop.sums import Sum, Sums, is_float, means, one_per_replica, sum_of, sum_over_ranks
 from trainer.world import World
 
 log = logging.getLogger("trainer")
@@ -53,8 +53,8 @@ class RankBatches:
         self._most = most
         self.are_of_a_stream = is_iterable(dataset)
         if self.are_of_a_stream:
-            batch_size = samples * world.shares
-            self._data = open_data(dataset, batch_size=batch_size, rank=world.share, world_size=world.shares)
+            batch_size = samples * world.dp_size
+            self._data = open_data(dataset, batch_size=batch_size, rank=world.dp_rank, world_size=world.dp_size)
         elif own := _own_indices(len(dataset), samples, world):
             self._data = open_data(Subset(dataset, own), batch_size=samples)
         self._open_any = partial(EvalData, dataset, batch_size=samples, collate=collate)
@@ -74,8 +74,8 @@ class RankBatches:
 
 
 def _own_indices(length: int, samples: int, world: World) -> list[int]:
-    """Return the indices of this rank's samples: those of every `world.shares`-th batch."""
-    firsts = range(world.share * samples, length, world.shares * samples)
+    """Return the indices of this rank's samples: those of every `world.dp_size`-th batch."""
+    firsts = range(world.dp_rank * samples, length, world.dp_size * samples)
     return [index for first in firsts for index in range(first, min(first + samples, length))]
 
 
@@ -108,7 +108,7 @@ class Evaluation:
         """
         with self._weights(), self._without_trace():
             sums, objects = self._sums_over(self._with_fillers(self._shares.batches()), after_batch)
-            found = {**means(of_shares(sums.terms(), self._world)), **objects.values(self._world)}
+            found = {**means(one_per_replica(sums.terms(), self._world)), **objects.values(self._world)}
         return {self._prefix + name: value for name, value in found.items()}
 
     def predict(self, answer: Callable[[nn.Module, Any], Any], after_batch: Callable[[], None]) -> list[Any]:
@@ -124,7 +124,7 @@ class Evaluation:
                 if batch.samples:
                     mine.append(tree_map_only(Tensor, lambda one: plain(one).detach().cpu(), found))
                 after_batch()
-            of_each = of_shares(mine, self._world)
+            of_each = one_per_replica(mine, self._world)
         return [some[number] for number in range(len(of_each[0])) for some in of_each if number < len(some)]
 
     def names(self) -> list[str] | None:

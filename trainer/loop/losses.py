@@ -157,7 +157,7 @@ class StepLosses:
         width = 2 * len(self._names)
         rows = self._of_all([*_added_up(numbers, width), *extra])
         self.of_ranks = [row[width:] for row in rows]
-        of_each = [*(rows[rank][:width] for rank in self._world.of_shares), *self._others]
+        of_each = [*(rows[rank][:width] for rank in self._world.replica_leaders), *self._others]
         self._sums.clear()
         self._others = []
         sums = [exact_sum(column) for column in zip(*of_each, strict=True)]
@@ -200,7 +200,7 @@ class StepCount:
         if answer.count is None:
             return answer.loss if batch.scale == 1.0 else answer.loss * batch.scale
         # DDP and the shards take the mean over ranks.
-        return answer.loss * (self._world.shares / batch.step_samples if batch.samples else 0.0)
+        return answer.loss * (self._world.dp_size / batch.step_samples if batch.samples else 0.0)
 
     def add(self, answer: Answer, batch: Batch) -> None:
         """Add a micro-batch's count, if it has one."""
@@ -221,7 +221,7 @@ class StepCount:
         if self._world.size > 1:
             count = count.clone()  # it may be the user's own
             dist.all_reduce(count)
-        return step_samples * self._world.together / count
+        return step_samples * self._world.ranks_per_replica / count
 
 
 def own_loss(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:

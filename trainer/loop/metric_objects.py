@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainer.errors import TrainerError
-from trainer.loop.sums import gathered, of_shares
+from trainer.loop.sums import gathered, one_per_replica
 from trainer.world import World
 
 State = dict[str, Any]  # a tensor, or a list of them, by the name that the metric gives it
@@ -48,11 +48,11 @@ class MetricObjects:
 
         Each is computed on one rank, the first that has a state of the metric.
         """
-        of_each = of_shares({name: _states(metric) for name, metric in self._parts.items()}, world)
+        of_each = one_per_replica({name: _states(metric) for name, metric in self._parts.items()}, world)
         mine: dict[str, float] = {}
         for name, metric in self._parts.items():
             states = {share: one[name] for share, one in enumerate(of_each) if name in one}
-            if min(states) == world.share:
+            if min(states) == world.dp_rank:
                 mine[name] = _value(name, _computed(metric, list(states.values())))
             _reset(metric)
         return {name: value for one in gathered(mine, world) for name, value in one.items()}

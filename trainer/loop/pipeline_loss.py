@@ -308,7 +308,7 @@ def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 def samples_at_once(settings: Settings, world: World) -> int:
     """Return the number of samples that one rank trains on at once."""
-    return -(-settings.batch_size // (settings.accumulate * world.shares))
+    return -(-settings.batch_size // (settings.accumulate * world.dp_size))
 
 
 def refuse_unfit_batch(settings: Settings, world: World) -> None:
@@ -323,7 +323,7 @@ def refuse_unfit_batch(settings: Settings, world: World) -> None:
 def _problems(settings: Settings, world: World) -> Iterator[str]:
     """Yield how the batch does not fit the pipeline's stages and micro-batches."""
     samples, wanted = samples_at_once(settings, world), settings.pp_microbatches
-    ways = f"batch_size {settings.batch_size} / (accumulate {settings.accumulate} x {world.shares} dp) = {samples}"
+    ways = f"batch_size {settings.batch_size} / (accumulate {settings.accumulate} x {world.dp_size} dp) = {samples}"
     if samples < world.stages:
         yield f"mesh: pp={world.stages} expected at least {world.stages} samples of a rank at once, got {ways}"
     elif wanted is not None and samples % wanted:

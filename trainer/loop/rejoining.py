@@ -151,6 +151,6 @@ def _put_back_losses(loop: Loop, state: RankState) -> None:
 def reseed_generators(loop: Loop) -> None:
     """Seed the random generators at the end of a step, as loading its checkpoint on other ranks does."""
     world, step = loop.training.world, loop.progress.step
-    seed_all(loop.training.settings.seed, world.share)
+    seed_all(loop.training.settings.seed, world.dp_rank)
     if step:
         seed_all(torch.initial_seed(), world.rank, step)

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.errors import BadSettings
 from trainer.strategies import KEPT, NAMES, PRECISIONS, Choice
-from trainer.strategies.mesh import is_mesh, mesh_of, together
+from trainer.strategies.mesh import is_mesh, mesh_of, ranks_per_replica
 from trainer.strategies.pipeline_schedule import SCHEDULES
 from trainer.wire import Every
 
@@ -411,7 +411,7 @@ def _problems(values: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("max_steps", "expected an end: max_epochs, max_steps or max_time_s"))
     if values["count_flops"] is True and values["strategy"] == "dp":
         found.append(("count_flops", "does not go with strategy dp, whose threads are not counted\nhint: use ddp"))
-    if values["count_flops"] is True and "mesh" not in wrong and together(mesh_of(values["mesh"])) > 1:
+    if values["count_flops"] is True and "mesh" not in wrong and ranks_per_replica(mesh_of(values["mesh"])) > 1:
         found.append(("count_flops", "does not go with a mesh that has pp or tp, whose ranks each do a part"))
     if values["peak_tflops"] is not None and values["count_flops"] is False:
         found.append(("peak_tflops", "expected with count_flops only, got it without"))

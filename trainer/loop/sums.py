@@ -101,19 +101,19 @@ def gathered(mine: Any, world: World) -> list[Any]:
     return found
 
 
-def of_shares(mine: Any, world: World) -> list[Any]:
-    """Return one rank's value for each share of the samples; ranks with the same samples have the same value.
+def one_per_replica(mine: Any, world: World) -> list[Any]:
+    """Return one rank's value for each copy of the model; the ranks of a copy have the same value.
 
     All ranks call it.
     """
     found = gathered(mine, world)
-    return [found[rank] for rank in world.of_shares]
+    return [found[rank] for rank in world.replica_leaders]
 
 
 def sum_over_ranks(world: World, number: int) -> int:
-    """Return the sum of `number` over the shares of the samples, the same on all ranks, which meet here."""
+    """Return the sum of `number` over all copies of the model, the same on all ranks, which all call it."""
     if world.control is None:
         return number
-    total = torch.tensor(number if world.rank in world.of_shares else 0)
+    total = torch.tensor(number if world.rank in world.replica_leaders else 0)
     dist.all_reduce(total, group=world.control)
     return int(total)

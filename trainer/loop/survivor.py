@@ -80,7 +80,7 @@ class Survivor:
         """Return a Survivor for this rank; `made` is True if a function made the model."""
         launched, loads = Launched.from_environment(), settings.strategy in PARTITIONED
         member = Membership.sole_user(world)
-        arriving = world.anew and member is not None
+        arriving = world.rejoined and member is not None
         in_node = settings.strategy == "hsdp" and world.local_size % (settings.shard_size or world.local_size) == 0
         snapshots = StepSnapshots(launched, loads, has_replica=not loads, made=made, node_suffices=in_node or not loads)
         return cls(Wire(launched.progress), member, arriving, snapshots)
@@ -219,7 +219,7 @@ class Survivor:
             self.messages.unwatch()
             self.wire.report(can_continue=0)
         if self.member is not None:
-            self.member.world = replace(self.member.world, anew=False)
+            self.member.world = replace(self.member.world, rejoined=False)
 
     def _log_refusal(self, loop: Loop, text: str) -> None:
         """Log `text`, why the training cannot continue in place, unless that is only launch's default."""
@@ -295,8 +295,8 @@ class Survivor:
                 world = self.member.rejoin(self.messages.fileno())
                 self.messages.watch()
                 if self.loads or strategy is None:
-                    clear_frames(error.__traceback__)  # they have the model that is to be made anew
-                    return replace(world, anew=not self.loads)
+                    clear_frames(error.__traceback__)  # they have the model that is to be rebuilt
+                    return replace(world, rejoined=not self.loads)
                 strategy.rejoin(world)
             except RuntimeError as again:
                 again.__context__ = None  # the one before it, of another meeting
@@ -341,7 +341,7 @@ class Survivor:
         """Log the checkpoint or snapshot from which all ranks continue.
 
         Raises DistBackendError if nothing was saved: the surviving processes' objects are no longer as they began, so
-        all have to start anew.
+        all ranks have to be restarted.
         """
         loaded = loop.checkpointer.loaded
         if loaded is None:

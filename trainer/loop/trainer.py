@@ -150,8 +150,8 @@ class Trainer:
             starts: list[int] = []
             made = not isinstance(self._model, nn.Module)
             survivor = Survivor.of(met, self.settings, made=made)
-            here = dataclasses.replace(met, anew=False) if survivor.loads else met
-            restored = not here.anew and self._will_be_restored()
+            here = dataclasses.replace(met, rejoined=False) if survivor.loads else met
+            restored = not here.rejoined and self._will_be_restored()
             while True:
                 loop: Loop | None = None
                 try:
@@ -170,7 +170,7 @@ class Trainer:
                         past = loop.data.state_dict()
                 except Exception as error:  # noqa: BLE001 - raised again where it is about no other rank
                     here = survivor.rejoin(error, self._built, loop)
-                    restored = not here.anew and self._will_be_restored()
+                    restored = not here.rejoined and self._will_be_restored()
 
     def _begin(self, loop: Loop, past: Mapping[str, Any] | None, survivor: Survivor) -> int | None:
         """Do everything before the first step, such as loading; return the step to begin from.
@@ -290,7 +290,7 @@ class Trainer:
         with self._world(world) as here, self._loop(here) as loop:
             if here.stages > 1:
                 raise BadSettings("predict: does not go with a mesh that has pp, whose ranks each have some layers")
-            if is_iterable(data) and here.shares > 1:
+            if is_iterable(data) and here.dp_size > 1:
                 raise BadSettings("predict: expected data with a length on several ranks, got a stream")
             with closing(self._evaluation(loop.training, data, "")) as evaluation:
                 take_weights(self._start_from, loop, step, best=best)
@@ -477,7 +477,7 @@ class Trainer:
         need not be drawn. `cuts` is the store of a pipeline's cut, if there is a pipeline.
         """
         settings, built = self.settings, self._built
-        goes_on = built is not None and built.world is world and world.anew
+        goes_on = built is not None and built.world is world and world.rejoined
         if built is None or (not goes_on and (built.world != world or not isinstance(self._model, nn.Module))):
             self._built = built = None  # before there is another one
             seed_all(settings.seed)
@@ -498,7 +498,7 @@ class Trainer:
             if world.is_first:
                 warn_of_low_weights(built.module)
         # So that dropout differs, over stages too, but not among ranks that divide a layer.
-        seed_all(settings.seed, world.share + world.stage * world.shares)
+        seed_all(settings.seed, world.dp_rank + world.stage * world.dp_size)
         return built
 
     def _evaluations(
@@ -519,7 +519,7 @@ class Trainer:
         `prefix` begins the names of its values; with `average`, the averaged weights are evaluated.
         """
         settings, world = self.settings, training.world
-        samples = settings.validation_samples(world.shares)
+        samples = settings.validation_samples(world.dp_size)
         shares = RankBatches(data, samples, world, settings.workers, self._validation_collate, settings.fast_dev_run)
         return Evaluation(training, shares, self._validated_loss, self._metrics, average, prefix)
 

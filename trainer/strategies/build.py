@@ -61,15 +61,15 @@ def build(
     their weights and decides alone. `made`: the model, if it was made without weights before.
     """
     check(settings, world)
-    if own_step and world.together > 1:
+    if own_step and world.ranks_per_replica > 1:
         raise BadSettings("mesh: pp and tp do not go with a training step of your own")
-    if isinstance(model, nn.Module) or settings.by_parts or world.together > 1:
+    if isinstance(model, nn.Module) or settings.by_parts or world.ranks_per_replica > 1:
         return _build(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan, cuts=cuts)
     generators = state_of_generators(world.device)
     # Where ranks meet anew the others have the weights, and are just wrapping their model: this happens once.
-    module = (make_deferred(model) if made is None else made) if restored or world.anew else None
+    module = (make_deferred(model) if made is None else made) if restored or world.rejoined else None
     del made
-    if world.anew and module is not None and _try_optimizer(module, make_optimizer) is None:
+    if world.rejoined and module is not None and _try_optimizer(module, make_optimizer) is None:
         module = None
     if agreed(world, module is not None) and module is not None:
         try:
@@ -125,7 +125,7 @@ def _build(
     scaler = scaler_for(settings.precision, world.device)
     if pipeline is not None:
         pipeline.finish_setup(module, nullcontext if division is None else division.around, scaler)
-    if deferred and not world.anew:  # else it has been tried
+    if deferred and not world.rejoined:  # else it has been tried
         made = _try_optimizer(module, make_optimizer)
         if not agreed(world, made is not None) or made is None:
             raise WeightsWanted
@@ -169,7 +169,7 @@ def build_for_evaluation(
     With a sharded or divided model, all ranks must call the model together and equally often. The output of a divided
     model is whole on each rank.
     """
-    if settings.strategy not in SHARDS and world.together == 1:
+    if settings.strategy not in SHARDS and world.ranks_per_replica == 1:
         return EvaluatedModel((model if isinstance(model, nn.Module) else model()).to(world.device).eval())
     check(settings, world)
     module, rows = _make_module(model, world, settings)
@@ -195,9 +195,9 @@ def summary(strategy: Strategy) -> str:
     size = shard_size(settings, world)
     cuda = world.device.type == "cuda"
     parts = [
-        settings.strategy if size == world.shares else f"{settings.strategy} ({world.shares // size} copies)",
+        settings.strategy if size == world.dp_size else f"{settings.strategy} ({world.dp_size // size} copies)",
         *([pipeline.described()] if pipeline is not None else []),
-        *([f"tp {world.dividing}"] if world.dividing > 1 else []),
+        *([f"tp {world.tp_size}"] if world.tp_size > 1 else []),
         f"{world.size} x {torch.cuda.get_device_name(world.device) if cuda else world.device.type}",
         settings.precision,
         f"{_short(sum(parameter.numel() for parameter in strategy.module.parameters()))} parameters",
@@ -313,7 +313,7 @@ def _divide_layers(
 
     `plan` is the user's; without it the model's own is used.
     """
-    if world.dividing == 1:
+    if world.tp_size == 1:
         if plan and not settings.mesh:
             raise BadSettings("tp_plan: expected with a mesh that has tp, got it without\nhint: mesh='tp=2'")
         return None
@@ -322,11 +322,11 @@ def _divide_layers(
     from trainer.strategies import tensor_parallel  # late: the same
     from trainer.strategies.shards import DIVIDING, mesh_over  # late: FSDP2 takes half a second to import
 
-    if world.local_size % world.dividing and world.is_first:
+    if world.local_size % world.tp_size and world.is_first:
         log.warning(
             "mesh: tp=%d crosses nodes, %d ranks on each: every layer waits for the network\n"
             "hint: a tp that divides the ranks of a node",
-            world.dividing,
+            world.tp_size,
             world.local_size,
         )
     mesh = mesh_over(world, settings) if pipeline is None else pipeline.mesh

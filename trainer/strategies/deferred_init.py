@@ -184,7 +184,7 @@ def agreed(world: World, yes: bool) -> bool:
 
     A rank that joins others in the middle of a training decides alone.
     """
-    if world.anew:
+    if world.rejoined:
         return yes
     vote = torch.tensor([yes], dtype=torch.uint8)
     if world.control is not None:

@@ -46,7 +46,7 @@ def is_mesh(value: object) -> bool:
     )
 
 
-def together(mesh: Mesh) -> int:
+def ranks_per_replica(mesh: Mesh) -> int:
     """Return how many ranks work on the same samples: pp times tp."""
     return mesh.get("pp", 1) * mesh.get("tp", 1)
 
@@ -58,7 +58,7 @@ def problems_of(mesh: Mesh, ranks: int) -> Iterator[str]:
             yield f"mesh: {name}: {_OF_OTHERS[name]} cannot be trained here yet\nhint: pp, dp and tp can"
         elif name not in DIMENSIONS:
             yield f"mesh: expected pp, dp and tp, got {name!r}"
-    one = together(mesh)
+    one = ranks_per_replica(mesh)
     if ranks % one:
         yield f"mesh: {_product(mesh, 'pp', 'tp')} does not divide the world's {ranks} ranks"
     elif (all_of := mesh.get("dp", ranks // one) * one) != ranks:
@@ -75,4 +75,4 @@ def on_mesh(world: World, given: str | Mesh | None) -> World:
     mesh = mesh_of(given)
     if found := list(problems_of(mesh, world.size)):
         raise BadSettings("\n".join(found))
-    return replace(world, together=together(mesh), stages=mesh.get("pp", 1))
+    return replace(world, ranks_per_replica=ranks_per_replica(mesh), stages=mesh.get("pp", 1))

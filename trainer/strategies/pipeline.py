@@ -192,7 +192,7 @@ class Pipeline:
             if parameter.grad is not None:
                 dist.all_reduce(plain(parameter.grad), group=group)
         if self.settings.strategy not in SHARDS:  # else FSDP2 has done it
-            reduce_gradients(parameters, self.world, self.mesh.get_group(SHARDED), self.world.shares)
+            reduce_gradients(parameters, self.world, self.mesh.get_group(SHARDED), self.world.dp_size)
 
     def clip(self, parameters: Iterable[Tensor], most: float | None) -> Tensor:
         """Clip gradients to the norm `most` over all stages (None: do not clip), and return the norm before."""
@@ -374,9 +374,9 @@ def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, 
     """
     found: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for having in wanted:
-        for place in range(world.ranks_of_stage) if len(having) > 1 else ():
-            group = dist.new_group([stage * world.ranks_of_stage + place for stage in having])
-            if isinstance(group, dist.ProcessGroup) and place == world.rank % world.ranks_of_stage:
+        for place in range(world.ranks_per_stage) if len(having) > 1 else ():
+            group = dist.new_group([stage * world.ranks_per_stage + place for stage in having])
+            if isinstance(group, dist.ProcessGroup) and place == world.rank % world.ranks_per_stage:
                 found[having] = group
     return found
 

@@ -41,9 +41,9 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, d
         gradient_as_bucket_view=True,  # gradients are summed where they lie: one copy of them less
         find_unused_parameters=settings.unused_parameters,
         bucket_cap_mb=settings.bucket_mb,
-        init_sync=not (deferred or world.anew),  # anew: rank 0 may be the one that has no weights
+        init_sync=not (deferred or world.rejoined),  # anew: rank 0 may be the one that has no weights
     )
-    if deferred and not world.anew:
+    if deferred and not world.rejoined:
         broadcast_from_first(unsaved_buffers(module))
     if has_master:
         model.register_comm_hook(dist.group.WORLD, baselines.gathered_at_first)

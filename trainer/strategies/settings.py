@@ -96,8 +96,8 @@ def check(settings: StrategySettings, world: World) -> None:
 def shard_size(settings: StrategySettings, world: World) -> int:
     """Return how many ranks hold one copy of the parameters between them."""
     if settings.strategy != "hsdp":
-        return world.shares
-    here = min(world.local_size, world.ranks_of_stage) // world.dividing  # of one stage, on a node
+        return world.dp_size
+    here = min(world.local_size, world.ranks_per_stage) // world.tp_size  # of one stage, on a node
     return here if settings.shard_size is None else settings.shard_size
 
 
@@ -127,7 +127,7 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
 
 def _mesh_problems(settings: StrategySettings, world: World) -> Iterator[str]:
     """Yield a message for each setting that does not go with pipeline or tensor parallelism, or needs it."""
-    staged, divided = world.stages > 1, world.dividing > 1
+    staged, divided = world.stages > 1, world.tp_size > 1
     dimensions = " and ".join(name for name, there in (("pp", staged), ("tp", divided)) if there)
     others = _NOT_STAGED if staged else _NOT_WITHOUT_STAGES
     for name, why in (_NOT_DIVIDED | others).items() if dimensions else ():
@@ -170,8 +170,8 @@ def _world_problems(settings: StrategySettings, world: World) -> Iterator[str]:
         size, where = shard_size(settings, world), "shard_size"
         if settings.shard_size is None:
             where = "shard_size: the ranks of a node"
-        if size < 1 or world.shares % size:
-            yield f"{where}: expected a divisor of the world's {world.shares} ranks, got {size}"
+        if size < 1 or world.dp_size % size:
+            yield f"{where}: expected a divisor of the world's {world.dp_size} ranks, got {size}"
 
 
 def _precision_problems(precision: str, device: torch.device) -> Iterator[str]:

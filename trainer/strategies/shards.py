@@ -152,16 +152,16 @@ def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
     """
     size = shard_size(settings, world)
     sizes = {SHARDED: size}
-    if size < world.shares:
-        sizes = {COPIES: world.shares // size, **sizes}
-    if world.dividing > 1:
-        sizes[DIVIDING] = world.dividing
+    if size < world.dp_size:
+        sizes = {COPIES: world.dp_size // size, **sizes}
+    if world.tp_size > 1:
+        sizes[DIVIDING] = world.tp_size
     of_stage = tuple(sizes)
     if world.stages > 1:
         sizes = {STAGES: world.stages, **sizes}
     with group_connections.watching():
         mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-        if world.dividing > 1:
+        if world.tp_size > 1:
             # So that a norm over all ranks of a stage is one message.
             mesh[of_stage]._flatten()  # noqa: SLF001 - torch has no public way yet
     return mesh

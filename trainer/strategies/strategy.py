@@ -239,7 +239,7 @@ class Strategy:
         if self.pipeline is not None:
             return self.pipeline.clip(parameters, self.settings.clip_norm)
         if self.settings.offload:
-            copies = self.world.shares // shard_size(self.settings, self.world)
+            copies = self.world.dp_size // shard_size(self.settings, self.world)
             return clip_offloaded(_gradients(parameters), self.settings.clip_norm, self.world, copies)
         if self.settings.clip_norm is None:
             return get_total_norm(list(_gradients(parameters)))

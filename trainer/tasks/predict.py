@@ -122,7 +122,7 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
         """Return about how many shards all ranks have done."""
         return total - len(todo) + queue.taken  # by all ranks, but for the last few
 
-    writes = world.rank == world.of_share[-world.dividing]  # of those with the last stage the first
+    writes = world.rank == world.replica_ranks[-world.tp_size]  # of those with the last stage the first
     answered = _answered_shards(prediction, asked, queue, world, stop, lambda: wire.report_step(done(), total))
     for shard, lines, values in answered:
         if writes:
@@ -153,10 +153,10 @@ class Queue:
         self._counter = call_on_first(world, lambda: f"shards taken {new_nonce()}")
         # The store in which the ranks have found each other counts for all of them.
         self._store = dist.distributed_c10d._get_default_store() if world.control is not None else dist.HashStore()  # noqa: SLF001 - no public way to it
-        self._key = f"{self._counter} for {world.share}"
+        self._key = f"{self._counter} for {world.dp_rank}"
         self._leads, self._follows = (
-            world.together > 1 and world.rank == world.of_share[0],
-            world.rank != world.of_share[0],
+            world.ranks_per_replica > 1 and world.rank == world.replica_ranks[0],
+            world.rank != world.replica_ranks[0],
         )
         self._place_number = 0  # of the next place to publish or to read
         self.in_hand: deque[range] = deque()  # taken by this rank, and not done
@@ -209,7 +209,7 @@ def _answered_shards(
     In a pipeline only ranks with the last stage get lines. `after_batch` is called after each batch.
     """
     settings, size = prediction.settings, prediction.batch_size
-    meets = settings.strategy in SHARDS or world.together > 1
+    meets = settings.strategy in SHARDS or world.ranks_per_replica > 1
     batches = _fetched(prediction, queue, stop)
     if meets:
         batches = _in_step(batches, prediction.dataset, world)
@@ -261,7 +261,7 @@ def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: 
     more because it was asked to stop, the others drop theirs.
     """
     filler: tuple[Any, bool] | None = None
-    together = world.of_share
+    together = world.replica_ranks
     while True:
         batch = next(batches, None)
         there = gathered(batch is not None, world)

@@ -203,7 +203,7 @@ def taken_over(make, optimizer):
     settings = StrategySettings(strategy="ddp")
     seed_all(7)
     first = build(make, world, settings, optimizer)
-    anew = dataclasses.replace(world, anew=True)
+    anew = dataclasses.replace(world, rejoined=True)
     if world.is_first:
         first.rejoin(anew)
         return None

@@ -52,11 +52,11 @@ def test_what_is_no_mesh(text):
 def test_ranks_that_divide_a_layer_are_neighbours_and_have_one_share_and_stages_are_farthest_apart(pp, dp, tp):
     size = pp * dp * tp
     worlds = [on_mesh(World(rank, size, rank, size, CPU), {"pp": pp, "dp": dp, "tp": tp}) for rank in range(size)]
-    assert [(one.stage, one.share) for one in worlds] == [
+    assert [(one.stage, one.dp_rank) for one in worlds] == [
         (stage, share) for stage in range(pp) for share in range(dp) for _ in range(tp)
     ]
-    assert {(world.shares, world.dividing, world.together) for world in worlds} == {(dp, tp, pp * tp)}
-    assert [worlds[rank].share for rank in worlds[0].of_shares] == list(range(dp))
+    assert {(world.dp_size, world.tp_size, world.ranks_per_replica) for world in worlds} == {(dp, tp, pp * tp)}
+    assert [worlds[rank].dp_rank for rank in worlds[0].replica_leaders] == list(range(dp))
     assert worlds[0] == on_mesh(World(0, size, 0, size, CPU), f"pp={pp},tp={tp}")
 
 
