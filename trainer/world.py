@@ -144,16 +144,16 @@ def join(
     elif environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's agent serves the store
         dist.init_process_group(backend, timeout=timeout, device_id=bound)
     else:
-        anew = environ.get("LAUNCH_JOINS") == "1"
+        rejoins = environ.get("LAUNCH_JOINS") == "1"
         address, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 0)
         with group_connections.watching():
             if rank == 0:
                 store = _own_store(address, port, size, timeout)
-            elif anew:
+            elif rejoins:
                 store = _found_store(address, port, size, timeout)
             else:
                 store = _store_of_first(address, port, size, timeout)
-            if anew:
+            if rejoins:
                 _await_ranks(store, rank, size)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
         if bound is not None and dist.group.WORLD is not None:

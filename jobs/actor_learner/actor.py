@@ -12,8 +12,8 @@ import time
 import launcher
 from jobs.actor_learner.cartpole import Policy, play
 
-_PAUSE_S = 0.1  # until the learner is looked for again
-_PATIENCE_S = 10.0  # for its answer, before it is asked anew
+_PAUSE_S = 0.1  # until the next attempt to reach the learner
+_PATIENCE_S = 10.0  # for its answer, before it is asked again
 
 
 def main() -> None:

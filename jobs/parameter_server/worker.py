@@ -13,8 +13,8 @@ import launcher
 from jobs.parameter_server.master import pack, unpack
 from jobs.parameter_server.mlp import draw, new_mlp
 
-_PAUSE_S = 0.1  # until the master is looked for again
-_PATIENCE_S = 10.0  # for its answer, before it is asked anew
+_PAUSE_S = 0.1  # until the next attempt to reach the master
+_PATIENCE_S = 10.0  # for its answer, before it is asked again
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ class Checkpointer:
         self._prepared = False
         self._leaving = False  # this is the last save: launch sees to its second copies
         self._continued_at: int | None = None  # after a step whose state came from other ranks, or was here
-        self._verified_before: dict[int, bool] = {}  # from before the ranks met anew
+        self._verified_before: dict[int, bool] = {}  # from before the ranks met again
         self._saved_at = self._remembered_at = now()
 
     # -- the four calls

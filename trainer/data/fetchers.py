@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """The settings of fetching: workers, prefetch and pinning; none of them changes the data."""
+    """The settings of fetching: `workers`, tasks to `prefetch` per worker, pinning; none of them changes the data."""
 
     workers: int = 0
     prefetch: int = 2

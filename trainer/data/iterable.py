@@ -119,7 +119,7 @@ class _Stream:
     done: int = 0
     _items: Iterator[Any] | None = None
     _loaded: bool = False  # the state was loaded, and nothing was read since
-    _may_be_at_end: bool = False  # of the epoch before, in which case reading on means to begin anew
+    _may_be_at_end: bool = False  # of the epoch before, in which case reading on means to begin again
 
     @property
     def ended(self) -> bool:

@@ -31,6 +31,7 @@ class CsvLogger(Callback):
         self._rows: dict[int, Row] = {}
 
     def on_start(self, training: Training) -> None:
+        """Open the table and remove rows of steps after the one that the training starts from."""
         self._open(training)
         kept = {step: row for step, row in self._rows.items() if step <= training.step}
         if len(kept) < len(self._rows):

@@ -63,6 +63,7 @@ class TrackingLogger(Callback):
         raise NotImplementedError
 
     def on_start(self, training: Training) -> None:
+        """Begin sending, into the run of the checkpoint that was loaded just before, if any."""
         self._training_id, self._loaded_id = self._loaded_id, None
         self._begin(training)
 
@@ -73,6 +74,7 @@ class TrackingLogger(Callback):
         self._add(training.step, values)
 
     def on_test(self, training: Training, values: Values) -> None:
+        """Send the values of a test run, which trains nothing, and end the connection."""
         self._begin(training)
         if self._sender is not None:
             self._sender.put(Row(training.step, dict(numbers_of(values)), time.time(), of_test=True))
@@ -80,10 +82,12 @@ class TrackingLogger(Callback):
         self.on_end(training)
 
     def on_done(self, _training: Training) -> None:
+        """Send the last step's values; the run is then ended as a finished one."""
         self._send_row()
         self._done = True
 
     def on_end(self, _training: Training) -> None:
+        """End the connection; a start that did not finish drops the values of its newest step."""
         self._row = None  # where it is not done it comes back: from metrics.jsonl, or by doing it again
         sender, self._sender = self._sender, None
         if sender is not None:
@@ -93,6 +97,7 @@ class TrackingLogger(Callback):
         return {} if self._training_id is None else {"training": self._training_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the training's id from a checkpoint until `on_start`."""
         self._loaded_id = state["training"]
 
     def _begin(self, training: Training) -> None:

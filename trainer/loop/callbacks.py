@@ -92,10 +92,12 @@ class Callbacks:
         self._each(lambda one: one.on_end(training))
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the states of all callbacks that have one, by name."""
         states = {name: one.state_dict() for name, one in self._named.items()}
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the callbacks' states, and log names that no callback has now."""
         for name, kept in state.items():
             if name in self._named:
                 self._named[name].load_state_dict(kept)

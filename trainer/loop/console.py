@@ -36,6 +36,7 @@ class Console(Callback):
         self._lines.flush()
 
     def on_log(self, training: Training, line: Line) -> None:
+        """Print the line of a logged step, or on a terminal keep its loss for the progress bar."""
         self._loss = f"  loss {line['loss']:.4g}"
         if not self._live:
             self.say(logged(line, training.total_steps))

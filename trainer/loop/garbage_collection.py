@@ -17,6 +17,7 @@ class Collecting(Callback):
         self._was_on = False
 
     def on_start(self, training: Training) -> None:  # noqa: ARG002 - a hook
+        """Turn off automatic collection and exempt existing objects from all collections."""
         self._was_on = gc.isenabled()
         gc.collect()
         gc.freeze()
@@ -27,6 +28,7 @@ class Collecting(Callback):
             gc.collect()
 
     def on_end(self, training: Training) -> None:  # noqa: ARG002 - a hook
+        """Undo what `on_start` did."""
         gc.unfreeze()
         if self._was_on:
             gc.enable()

@@ -108,7 +108,7 @@ class Loop:
     left: int | None = None  # samples of the epoch that are still to come
     steps: int = 0  # since the last line of metrics
     samples: int = 0  # since the last line of metrics
-    spent: Spent = field(default_factory=lambda: ({}, 0.0))  # in these steps, where ranks met anew after them
+    spent: Spent = field(default_factory=lambda: ({}, 0.0))  # in these steps, where ranks met again after them
     norm: Tensor | None = None  # of the last step's gradients, where they are clipped or logged; not read
     fingerprint: str = ""
     info: Info = field(default_factory=dict)  # what is noted with a checkpoint
@@ -240,7 +240,7 @@ class Loop:
     def _optimizer_step(self, batch: Batch) -> None:
         """Update the weights after the last micro-batch, or skip the update if the loss is a spike."""
         if self.logs:
-            self.rates = self.schedules.rates  # before they are scheduled anew
+            self.rates = self.schedules.rates  # before they are scheduled again
         factor = self.count.factor(batch.step_samples)
         if self.own_step is not None:
             self.norm = self.own_step.end()

@@ -45,6 +45,7 @@ class JsonLines(Callback):
         self._fd: int | None = None
 
     def on_start(self, training: Training) -> None:
+        """Open the file and append a line that marks this start."""
         attempt = self._launched.attempt
         self._open()
         of_launch = {ATTEMPT: attempt} if attempt else {}
@@ -110,6 +111,7 @@ class TensorBoard(Callback):
         self._writer: SummaryWriter | None = None
 
     def on_start(self, training: Training) -> None:
+        """Open an event file that hides the events of steps after the one that the training starts from."""
         # The display drops what a killed start had written of later steps.
         self._open(training.step + 1)
 

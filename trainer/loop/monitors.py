@@ -42,7 +42,8 @@ class EarlyStopping(Callback):
         self.bad = 0
 
     def on_start(self, training: Training) -> None:
-        self._end_if_due(training)  # anew: there may be more patience than before
+        """End the training at once if `patience` is used up by the checkpoint's count of bad validations."""
+        self._end_if_due(training)  # again: `patience` may have changed since
 
     def on_validation(self, training: Training, values: Values) -> None:
         self.bad = 0 if self.best.take(monitored(values, self.monitor)) else self.bad + 1
@@ -72,6 +73,7 @@ class BestModel(Callback):
         self._save = save
 
     def on_start(self, training: Training) -> None:
+        """Save again if the checkpoint was made with the best value, as a kill may have prevented `save`."""
         # The kill may have come when its checkpoint was committed, but not yet kept apart.
         if self.best.value is not None and self.step == training.step:
             self._save(self.step, {self.monitor: self.best.value})

@@ -36,6 +36,7 @@ class Progress:
         return self._seconds
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the counters; the reason for ending is included only if it is to last over starts."""
         return {
             "step": self.step,
             "epoch": self.epoch,

@@ -59,6 +59,7 @@ class Given:
         return dict(self._now)
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Compare with a checkpoint's settings, list `changes`, and take over the values that are kept."""
         self.changes = []
         for name in sorted(self._now.keys() & state.keys()):
             was, now = state[name], self._now[name]

@@ -56,7 +56,7 @@ def sharing_forward(model: nn.Module) -> Iterator[SharedForward]:
     Call `next_function` of the returned object before each function. Nothing is shared if the model is compiled.
     """
     shared, forward = SharedForward(), model.forward
-    # One that is compiled would be compiled anew for this, and of one of TorchScript it cannot be had.
+    # One that is compiled would be compiled again for this, and of one of TorchScript it cannot be had.
     if getattr(model, "_compiled_call_impl", None) is not None or isinstance(model, torch.jit.ScriptModule):
         yield shared
         return

@@ -51,7 +51,7 @@ class StepSnapshots:
     launched: Launched
     loads: bool  # the state of a rank that was killed may be kept by snapshots and checkpoints alone
     has_replica: bool  # another rank has it too; with `loads` as well: another rank may have it
-    made: bool  # the model was, by a function: it can be made anew
+    made: bool  # the model was, by a function: it can be made again
     node_suffices: bool  # the ranks of a node have all of the parameters between them
     rank_states: RankStateFile | None = None
     copies: Copies | None = None  # of the states of another node's ranks, where a node may be replaced

@@ -42,7 +42,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True):
     losses: list[float] = []  # of each micro-batch the sum and the count by name
     buffers: bytes = b""  # of the model, on the rank that all others follow in them
     others: list[list[float]] = []  # the losses of ranks that took part in the step and are no more
-    resized: bool = False  # the set of ranks changed during the step, so all seed their generators anew after it
+    resized: bool = False  # the set of ranks changed during the step, so all seed their generators again after it
 
 
 decoded = msgspec.msgpack.Decoder(RankState).decode

@@ -66,7 +66,7 @@ def build(
     if isinstance(model, nn.Module) or settings.by_parts or world.ranks_per_replica > 1:
         return _build(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan, cuts=cuts)
     generators = state_of_generators(world.device)
-    # Where ranks meet anew the others have the weights, and are just wrapping their model: this happens once.
+    # Where ranks meet again, the others have the weights, and are just wrapping their model: this happens once.
     module = (make_deferred(model) if made is None else made) if restored or world.rejoined else None
     del made
     if world.rejoined and module is not None and _try_optimizer(module, make_optimizer) is None:

@@ -243,7 +243,7 @@ def _put(target: Tensor, whole: Tensor) -> None:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    """Return the compiled regular expression. Raises BadSettings if it is none."""
+    """Return the compiled regular expression. Raises BadSettings if it is invalid."""
     try:
         return re.compile(pattern)
     except re.error as error:
