@@ -181,9 +181,7 @@ def build_for_evaluation(
     if pipeline is not None:
         pipeline.finish_setup(module, nullcontext, None)
     elif division is not None:
-        from trainer.strategies.tensor_parallel import (
-            return_whole_outputs,  # late: with what it takes to divide a model
-        )
+        from trainer.strategies.tensor_parallel import return_whole_outputs  # late: with the other imports of a mesh
 
         return_whole_outputs(module)
     return EvaluatedModel(module.eval(), pipeline)

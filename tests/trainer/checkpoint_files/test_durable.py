@@ -157,10 +157,10 @@ def test_places_are_filled_in_one_pass_over_the_file(memory):
             read_into(memory / "file", len(data), digest(data), [(64, memoryview(first)), (len(data) - 9, second)])
 
 
-@pytest.mark.parametrize("ats", [(4, 0), (0, 3), (0, 7)], ids=["the wrong way round", "over each other", "beyond"])
+@pytest.mark.parametrize("ats", [(4, 0), (0, 3), (0, 7)], ids=["the wrong way round", "overlapping", "beyond"])
 def test_places_that_cannot_be_are_damage(memory, ats):
     write_new(memory / "file", [b"0123456789"])
-    with pytest.raises(CheckpointDamaged, match="over each other, or beyond"):
+    with pytest.raises(CheckpointDamaged, match="overlap, or lie beyond"):
         read_into(memory / "file", 10, digest(b"0123456789"), [(at, memoryview(bytearray(4))) for at in ats])
 
 

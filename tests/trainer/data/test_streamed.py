@@ -395,7 +395,7 @@ def test_a_sharding_stream_without_a_place_begins_the_epoch_again_on_any_number_
     alone = TrainData(UnplacedShards(8), batch_size=4)
     SharedPlace(alone).load_state_dict(SharedPlace(saving).state_dict())
     assert numbers(alone.epoch_batches()) == list(range(8))
-    assert "epoch 0 begins again" in caplog.text
+    assert "epoch 0 starts again" in caplog.text
 
 
 @pytest.mark.parametrize(

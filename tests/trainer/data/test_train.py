@@ -316,7 +316,7 @@ def test_what_was_dropped_of_an_epoch_does_not_come_back_after_its_end():
 
 
 def test_the_place_of_another_kind_of_data_set_is_refused():
-    with pytest.raises(BadSettings, match="another kind of data set: it has no length, seed, shuffle"):
+    with pytest.raises(BadSettings, match="is of other data: it has no length, seed, shuffle"):
         TrainData(Numbers(20), batch_size=4).load_state_dict({"epoch": 0, "samples_done": 4, "stream": None})
 
 

@@ -133,7 +133,7 @@ def test_a_server_that_is_away_is_told_of_once_and_gets_all_when_it_is_back(serv
     log(logger, [61])
     finish(logger, 61)
     assert rows(server) == {step: (1 / step, None) for step in range(1, 62)}
-    assert len(caplog.records) == 1 and "the training goes on, and it is tried again: nobody there" in caplog.text
+    assert len(caplog.records) == 1 and "will be tried again; the training continues: nobody there" in caplog.text
 
 
 def test_a_server_that_stays_away_is_told_of_once_and_at_the_end(service, caplog):

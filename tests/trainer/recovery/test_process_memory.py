@@ -85,7 +85,7 @@ def test_what_is_given_up_while_it_is_read_is_no_more_believed(monkeypatch):
 
     monkeypatch.setattr(sending, "_read", ends_meanwhile)
     context = readable([tensor], by=1)
-    with pytest.raises(OSError, match="has what is read no more"):
+    with pytest.raises(OSError, match="no longer has the tensors"):
         read(context.__enter__(), [into])
 
 
