@@ -167,7 +167,7 @@ class Connections:
     def check(self) -> None:
         """Raise DistNetworkError if connections were cut because launch has sent a message to meet again."""
         if self.given_up:
-            raise dist.DistNetworkError("given up: ranks meet elsewhere by now")
+            raise dist.DistNetworkError("cut off: the other ranks have connected again without this group")
 
     def exclude_listener(self, listener: socket.socket) -> None:
         """Exclude the listening socket of a store, which gloo does not own, from being cut."""

@@ -116,7 +116,7 @@ def join(
     if environ.get("LAUNCH_RESERVE"):
         raise BadSettings(
             "recovery.reserve: expected a training by Trainer, which waits until it is a rank, got a program that "
-            "meets the other ranks by itself\nhint: leave recovery.reserve out"
+            "connects to the other ranks by itself\nhint: leave recovery.reserve out"
         )
     timeout = dt.timedelta(seconds=timeout_s or float(environ.get("LAUNCH_GROUP_TIMEOUT_S") or TIMEOUT_S))
     if dist.is_initialized():
@@ -262,7 +262,7 @@ class Membership:
                 leave(self.world)
                 return False
             raise BadSettings(
-                f"device: expected {here}, on which this process has met the other ranks, got {wanted}\n"
+                f"device: expected {here}, with which this process has connected to the other ranks, got {wanted}\n"
                 "hint: train on one kind of device in one run, and on the other in another run"
             )
         return wanted == here

@@ -99,7 +99,7 @@ def take_part_twice():
 
 
 def test_a_process_takes_part_in_one_group_until_it_exits():
-    refused = "device: expected cpu, on which this process has met the other ranks, got meta"
+    refused = "device: expected cpu, with which this process has connected to the other ranks, got meta"
     assert spawn_ranks(take_part_twice, 2) == [(True, True, False, refused)] * 2
 
 
@@ -194,7 +194,7 @@ def take_part_on_another_device(alone):
 
 def test_who_is_alone_makes_another_group_for_another_device_but_not_at_the_same_port():
     assert spawn_ranks(take_part_on_another_device, 1, True) == [("meta", False)]
-    refused = "device: expected cpu, on which this process has met the other ranks, got meta"
+    refused = "device: expected cpu, with which this process has connected to the other ranks, got meta"
     assert spawn_ranks(take_part_on_another_device, 1, False) == [(refused, True)]
 
 

@@ -422,7 +422,7 @@ class Checkpointer:
             try:
                 self._open_saver().keep_best(step, info)
             except (Fenced, OSError, CheckpointDamaged) as error:  # fenced: the next save reports it to all
-                log.warning("the best checkpoint could not be kept apart: %s", error)
+                log.warning("the best checkpoint could not be saved separately: %s", error)
 
     def _report_saved(self, step: int, kind: str) -> None:
         """Report `step` to launch under the name `kind`, and call `on_first_save` the first time."""

@@ -97,7 +97,7 @@ class NewestState:
             )
             for step in catalog.steps(self._folder) if self._save_group.acts_for_disk else []:
                 if step > (manifest.step if manifest else -1) and step not in passed_over:
-                    log.warning("passing over the checkpoint of step %d: not all of it is on every node", step)
+                    log.warning("skipping the checkpoint of step %d: not all of it is on every node", step)
         return None if manifest is None else (self._entry(manifest.step), manifest)
 
     def _newest_finite(self, newest_first: Iterable[tuple[object, Manifest]]) -> Manifest | None:
@@ -128,7 +128,7 @@ class NewestState:
                     yield (step, manifest.nonce), manifest
                 except CheckpointPartial as error:
                     if not self._save_group.separate_disks:
-                        log.warning("passing over the checkpoint of step %d: %s", step, error)
+                        log.warning("skipping the checkpoint of step %d: %s", step, error)
                 except CheckpointDamaged as error:
                     _reject(entry, str(error), damaged=True)
                 except OSError as error:
@@ -187,7 +187,7 @@ class NewestState:
 
 
 def _reject(entry: Entry, problem: str, damaged: bool) -> None:
-    """Log that a checkpoint is passed over because of `problem`; if it is damaged, try to rename it."""
+    """Log that a checkpoint is skipped because of `problem`; if it is damaged, try to rename it."""
     log.warning("falling back to the checkpoint before step %d: %s", entry.step, problem)
     if damaged:
         try:

@@ -363,7 +363,7 @@ class Saver:
             try:
                 commit.undo(draft, manifest, self._directory.token, self._directory.run_dir)
             except (Fenced, OSError) as error:
-                log.warning("%s stays behind: %s", draft, error)
+                log.warning("%s could not be removed: %s", draft, error)
 
     def _clean_up(self, request: SaveRequest) -> None:
         """Keep the best and delete old checkpoints after a commit, which stays valid even if this fails."""
@@ -455,7 +455,7 @@ class Saver:
         if problem is not None:
             raise problem
         if failed:
-            raise OSError(f"the best checkpoint, of step {step}, could not be kept apart on another node")
+            raise OSError(f"the best checkpoint, of step {step}, could not be saved separately on another node")
         commit.remove(older)
 
     def _entry(self, step: int) -> Entry:

@@ -59,7 +59,7 @@ def package_problem(url: str) -> tuple[str, str] | None:
         return None
     known = known_implementations.get(protocol)
     if known is None:
-        return f"fsspec knows no {protocol}://", "s3://, gs://, abfs:// and file:// are addresses that it knows"
+        return f"fsspec does not support {protocol}://", "expected s3://, gs://, abfs:// or file://"
     package = known["class"].partition(".")[0]
     if find_spec(package) is None:
         return f"{package} is not installed, which {protocol}:// needs", f"{sys.executable} -m pip install {package}"

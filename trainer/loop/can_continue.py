@@ -102,7 +102,7 @@ def reasons(
     ranks, all ranks load the newest checkpoint or snapshot. `made`: a function made the model.
     """
     if launched.in_place_by_default and not _is_free(loop, loads=loads):
-        yield "recovery.mode hot would have to ask for it"
+        yield "recovery.mode is not hot"
     yield from _rank_reasons(loop, launched, met_once=met_once, made=made)
     if loop.own_step is not None:
         yield "the training step is the user's own"
@@ -136,7 +136,7 @@ def _rank_reasons(loop: Loop, launched: Launched, *, met_once: bool, made: bool)
     """
     world, strategy = loop.training.world, loop.strategy
     if not met_once:
-        yield "the ranks had met before, or by the script's own doing, or are too many"
+        yield "the ranks had connected before, or the script connected them itself, or they are too many"
     alone = world.size == 1 and not (launched.rank_states_copied and strategy.settings.strategy in _FREE)  # for good
     if strategy.settings.strategy not in ("ddp", *PARTITIONED) or alone:
         yield f"strategy {strategy.settings.strategy} on {world.size} ranks: expected one for several ranks, on several"
@@ -147,4 +147,4 @@ def _rank_reasons(loop: Loop, launched: Launched, *, met_once: bool, made: bool)
     if world.device.type != "cpu" and strategy.settings.strategy in _NOT_ON_GPUS:
         yield f"strategy {strategy.settings.strategy} on {world.device.type}: expected ddp, zero2 or fsdp, or CPUs"
     if world.backend == "nccl" and (heeds := os.environ.get(_NCCL_HEEDS)) != "0":
-        yield f"{_NCCL_HEEDS}={heeds or ''}: expected 0, or torch acts on another rank's end"
+        yield f"{_NCCL_HEEDS}={heeds or ''}: expected 0, or torch ends this process when another rank ends"

@@ -76,7 +76,7 @@ def _checked(answer: Answer) -> Answer:
     if isinstance(answer.count, Tensor) and answer.count.numel() != 1:
         raise TrainerError(
             f"loss: expected a number of samples or tokens after the loss, got {described(answer.count)}\n"
-            "hint: return the loss alone; what else is to be told goes into a dict, `return loss, {'name': value}`"
+            "hint: return the loss alone; put other values into a dict, `return loss, {'name': value}`"
         )
     for name, value in answer.more_values.items():
         refuse_no_number(f"loss: {name}", value)
@@ -239,7 +239,7 @@ def own_loss(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
     loss = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", None)
     if not isinstance(loss, Tensor):
         raise TrainerError(
-            f"loss: {type(model).__name__} gave none by itself\nhint: Trainer(loss=...), or labels in the batch"
+            f"loss: {type(model).__name__} returned no loss\nhint: Trainer(loss=...), or labels in the batch"
         )
     labels = batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():

@@ -74,7 +74,7 @@ class BestModel(Callback):
 
     def on_start(self, training: Training) -> None:
         """Save again if the checkpoint was made with the best value, as a kill may have prevented `save`."""
-        # The kill may have come when its checkpoint was committed, but not yet kept apart.
+        # The kill may have come when its checkpoint was committed, but not yet saved separately.
         if self.best.value is not None and self.step == training.step:
             self._save(self.step, {self.monitor: self.best.value})
 

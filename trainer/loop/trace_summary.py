@@ -165,7 +165,7 @@ def _collective(call: Mapping[str, Any], shown: Sequence[Span], phase: str) -> C
 
 
 def _middle(spans: Sequence[Span], call: Mapping[str, Any]) -> float:
-    """Return the middle of the longest exposed span, else of the collective."""
+    """Return the time in the middle of the longest of the exposed `spans`, or of the collective if there is none."""
     begin, end = max(spans, key=lambda one: one[1] - one[0], default=_span(call))
     return (begin + end) / 2
 

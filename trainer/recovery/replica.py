@@ -76,7 +76,7 @@ def _copied(value: Any) -> Any:
     if kind is tuple:
         return tuple(_copied(part) for part in value)
     if isinstance(value, Tensor):
-        return value.detach().clone()  # one that has a graph knows no deep copy
+        return value.detach().clone()  # one that has a graph cannot be deep-copied
     return copy.deepcopy(value)
 
 

@@ -85,7 +85,7 @@ def _check_mark(places: Places) -> None:
     mark = torch.empty(_MARK_BYTES, dtype=torch.uint8)
     _read(places.pid, [(mark.data_ptr(), places.mark_at, _MARK_BYTES)])
     if mark.numpy().tobytes() != places.mark:
-        raise OSError(errno.ESRCH, f"process {places.pid} is another one here, or no longer has the tensors")
+        raise OSError(errno.ESRCH, f"process {places.pid} is a different one here, or no longer has the tensors")
 
 
 def _read(pid: int, pieces: Sequence[tuple[int, int, int]]) -> None:

@@ -23,7 +23,7 @@ def sync_batch_norm(module: nn.Module, world: World) -> None:
         _check(name, type(part))
     for name, part in found if world.size > 1 else ():
         if world.device.type != "cpu" and name:
-            # One kernel, and less to keep for the backward pass. It knows no CPUs.
+            # One kernel, and less to keep for the backward pass. It does not support CPUs.
             module.set_submodule(name, nn.SyncBatchNorm.convert_sync_batchnorm(part))
         else:
             kind = type(part)
@@ -37,7 +37,7 @@ def _check(name: str, kind: type[Norm]) -> None:
     if kind.forward is not _OF_TORCH and kind not in _classes.values():
         raise BadSettings(
             f"sync_batchnorm: {name or 'the model'}: expected torch's own forward, got that of {kind.__qualname__}\n"
-            "hint: use torch's BatchNorm there, or have such a layer meet the other ranks itself"
+            "hint: use torch's BatchNorm there, or let that layer synchronise its statistics itself"
         )
 
 

@@ -404,7 +404,7 @@ def _refuse_what_is_in_two_stages(
                 if stage != number:
                     raise BadSettings(
                         f"mesh: pp: {first} and {name} have a parameter in common, and are in two stages of one rank: "
-                        f"{settings.strategy} cannot deal it out\nhint: another pp_schedule, or strategy ddp"
+                        f"{settings.strategy} cannot shard it\nhint: another pp_schedule, or strategy ddp"
                     )
 
 

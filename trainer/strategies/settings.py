@@ -36,10 +36,10 @@ _ONLY_WITH = {
 }
 
 _NOT_DIVIDED = {  # with ranks that work on the same samples, and why
-    "offload": "as norms are found and steps done on the host for shards alone",
+    "offload": "as the host computes norms and optimizer steps only of FSDP's shards",
     "sync_batchnorm": "which would count the same samples several times",
 }
-_NOT_WITHOUT_STAGES = {"by_parts": "which deals out the rows of layers that nobody divides any further"}
+_NOT_WITHOUT_STAGES = {"by_parts": "which shards layers by rows, while tp divides them in other ways"}
 _NOT_STAGED = {  # in a pipeline
     "bucket_mb": "where gradients are added up in one message, after the last part of a batch",
     "unused_parameters": "where every part is called, and none is waited for",
@@ -136,7 +136,7 @@ def _mesh_problems(settings: StrategySettings, world: World) -> Iterator[str]:
     wanted = _STAGED if staged else SHARDS
     if settings.mesh and settings.strategy not in wanted:
         with_pp = "with pp " if staged else ""
-        hint = "\nhint: zero2 deals out the optimizer, too" if staged and settings.strategy == "zero1" else ""
+        hint = "\nhint: zero2 shards the optimizer, too" if staged and settings.strategy == "zero1" else ""
         yield f"mesh: {with_pp}expected with strategy {', '.join(wanted)} only, got it with {settings.strategy}{hint}"
     if settings.pp_schedule not in SCHEDULES:
         yield _unknown("pp_schedule", settings.pp_schedule, SCHEDULES)

@@ -50,7 +50,7 @@ def open_dcp(folder: Path) -> Source:
         with path.open("rb") as file:
             described = dict(_tensors(read_plain(file.read(_MOST_BYTES))))
     except NotPlain as error:
-        raise TrainerError(f"{path}: is none that torch.distributed.checkpoint has written: {error}") from error
+        raise TrainerError(f"{path}: was not written by torch.distributed.checkpoint: {error}") from error
 
     def tensor(name: str) -> Tensor:
         """Return one tensor, put together from its parts."""
@@ -135,7 +135,7 @@ def _described(name: str, tensor: dict[str, Any], places: dict[tuple[str, tuple[
     properties = expect(tuple, _state(tensor.get("properties"), _DESCRIPTIONS + "TensorProperties"))
     dtype = expect(Name, properties[0] if properties else None).name.removeprefix("torch ")
     if dtype not in ITEM_BYTES:
-        raise NotPlain(f"{name[:80]} is of type {dtype[:80]}, which is none of numbers")
+        raise NotPlain(f"{name[:80]} is of type {dtype[:80]}, which is not numeric")
     shape, parts = _size(tensor.get("size")), []
     for chunk in expect(list, tensor.get("chunks")):
         fields = expect(dict, _state(chunk, _DESCRIPTIONS + "ChunkStorageMetadata"))
@@ -148,7 +148,7 @@ def _described(name: str, tensor: dict[str, Any], places: dict[tuple[str, tuple[
             parts.append(_Part(offsets, sizes, *_place(name, places.get((name, offsets)))))
     distinct = {part.offsets for part in parts}
     if sum(math.prod(part.sizes) for part in parts) != math.prod(shape) or len(distinct) < len(parts):
-        raise NotPlain(f"the parts of {name[:80]} do not make it up")
+        raise NotPlain(f"the parts of {name[:80]} do not cover it")
     return _Described(dtype, shape, tuple(parts))
 
 

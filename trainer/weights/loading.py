@@ -164,7 +164,9 @@ def load_weights(
         place = Path(path)
         if is_url(str(path)):
             if best:
-                raise TrainerError(f"{path}: `checkpoint.copy_to` copies none of the best\nhint: name its step")
+                raise TrainerError(
+                    f"{path}: `checkpoint.copy_to` does not copy the best checkpoints\nhint: name its step"
+                )
             place = stack.enter_context(fetched_run(str(path), step, log.warning))
         source = stack.enter_context(opened(place, Which(step, best, part), log.warning))
         homes = _sources_by_name(source.shapes, {*targets, *aliases}, rename or {})

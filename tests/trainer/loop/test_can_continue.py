@@ -57,7 +57,7 @@ def test_what_does_not(monkeypatch, strategy):
 def test_not_where_torch_itself_acts_on_the_end_of_another_rank(monkeypatch, heeds):
     """It would end this one, or let it go on with numbers that mean nothing."""
     assert why_not(monkeypatch, "ddp", heeds) == [
-        f"TORCH_NCCL_ASYNC_ERROR_HANDLING={heeds or ''}: expected 0, or torch acts on another rank's end"
+        f"TORCH_NCCL_ASYNC_ERROR_HANDLING={heeds or ''}: expected 0, or torch ends this process when another rank ends"
     ]
     assert why_not(monkeypatch, "ddp", heeds, device="cpu") == []
 
@@ -94,7 +94,7 @@ UNASKED = {"LAUNCH_STAYS": "auto"}
 def test_nobody_stays_unasked_where_that_costs_something_or_loses_steps(monkeypatch, strategy, device, loads, free):
     assert why_not(monkeypatch, strategy, device=device, loads=loads) == []
     unasked = why_not(monkeypatch, strategy, device=device, loads=loads, environ=UNASKED)
-    assert unasked == ([] if free else ["recovery.mode hot would have to ask for it"])
+    assert unasked == ([] if free else ["recovery.mode is not hot"])
 
 
 class Ends(Callback):

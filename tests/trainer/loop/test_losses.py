@@ -176,7 +176,7 @@ def test_a_model_that_predicts_the_next_token_counts_one_less():
 def test_a_model_without_a_loss_of_its_own_is_told_of():
     with pytest.raises(TrainerError, match=r"expected a dict, got Tensor\nhint: Trainer\(loss="):
         own_loss(made(), torch.ones(2, 3))
-    with pytest.raises(TrainerError, match="Identity gave none by itself"):
+    with pytest.raises(TrainerError, match="Identity returned no loss"):
         own_loss(nn.Identity(), {"input": torch.ones(2, 3)})
 
 

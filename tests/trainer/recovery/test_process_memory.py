@@ -66,7 +66,7 @@ def test_a_call_that_is_cut_short_is_followed_by_another_one(other, monkeypatch)
 
 def test_a_process_of_the_number_that_is_another_one_is_not_believed(other):
     """As a fork of it is in another container: what it has at these addresses may be alike, or older."""
-    with pytest.raises(OSError, match="is another one here"):
+    with pytest.raises(OSError, match="is a different one here"):
         read(replace(other, mark=bytes(16)), [torch.empty(size, dtype=torch.uint8) for size in SIZES])
 
 
