@@ -173,8 +173,8 @@ def test_one_that_is_left_of_two_goes_on_alone() -> None:
         ([replace(OF_TWO, copy_steps=(4,))], "the state of rank 1 of 2 after step 5 is lost, and no rank has a copy"),
         ([replace(OF_TWO, state_steps=(4,))], "rank 0 of 2 has not saved its own state after step 5"),
         ([replace(OF_TWO, old_place=(0, 3)), replace(OF_TWO, old_place=(1, 2), start="y")], "had not met the others"),
-        ([RankReport("", None, ()), replace(OF_TWO, old_place=(0, 3))], "the first rank is new"),
-        ([replace(OF_TWO, old_place=(1, 2))], "the first rank is new"),
+        ([RankReport("", None, ()), replace(OF_TWO, old_place=(0, 3))], "rank 0 is new"),
+        ([replace(OF_TWO, old_place=(1, 2))], "rank 0 is new"),
         ([replace(OF_TWO, step=None)], "no rank has the weights"),
     ],
 )
