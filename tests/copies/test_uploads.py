@@ -139,7 +139,9 @@ def test_a_package_that_is_missing_is_told_at_once_and_not_waited_for(tmp_path):
 
     said, problem = asyncio.run(scene())
     assert said == [("copy_failed", problem)]
-    assert problem.startswith("no copy in the store: zz://bucket/run: fsspec does not support zz://; hint: expected s3://")
+    assert problem.startswith(
+        "no copy in the store: zz://bucket/run: fsspec does not support zz://; hint: expected s3://"
+    )
 
 
 def test_what_a_killed_upload_left_goes_on(tmp_path, store):

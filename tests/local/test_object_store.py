@@ -70,7 +70,10 @@ def test_a_store_whose_package_is_missing_is_refused_before_anything_starts(lab,
     refused = lab.launch("submit", saver, "--set", "checkpoint.copy_to=gs://bucket", check=Exit.BAD_INPUT).stderr
     assert "checkpoint.copy_to: gcsfs is not installed, which gs:// needs\n" in refused
     assert "-m pip install gcsfs" in refused
-    assert "fsspec does not support zz://" in lab.launch("submit", saver, "--set", "checkpoint.copy_to=zz://b", check=2).stderr
+    assert (
+        "fsspec does not support zz://"
+        in lab.launch("submit", saver, "--set", "checkpoint.copy_to=zz://b", check=2).stderr
+    )
 
 
 def test_a_cancel_waits_for_no_copy_and_a_resume_says_that_the_store_is_gone(lab, saver, server):
