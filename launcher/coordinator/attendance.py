@@ -120,7 +120,7 @@ class Attendance:
         before, process, loss = node.process, join.process, None
         if node.holds and node.link is not Presence.LOST and before is not None:
             if before.host == process.host and before.boot_id != process.boot_id:
-                loss = self._lose(node, "its machine was started anew")
+                loss = self._lose(node, "its machine was rebooted")
                 node.holds = 0
             elif join.buried == before:
                 loss = self._lose(node, f"its agent, process {before.pid}, died")

@@ -130,7 +130,7 @@ def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
             fetch_stored(run, "newest")
         if not stored or not (here := whole_here(run)):
             raise
-        news.say("; ".join((error.lines[0], f"it goes on from step {here[-1]}, as the store has it")))
+        news.say("; ".join((error.lines[0], f"it resumes from step {here[-1]}, as the store has it")))
     if stored and not anew and not whole_here(run):
         fetch_stored(run, "newest")
 

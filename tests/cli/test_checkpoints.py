@@ -64,7 +64,7 @@ def test_damage_is_found_named_and_has_an_exit_code(desk, folder):
     done = desk.launch("checkpoints", "last", "--verify", check=Exit.DAMAGED)
     assert "damaged: rank-00000.data" in done.stdout.splitlines()[1]
     assert done.stdout.splitlines()[2].endswith("verified")
-    assert done.stderr == "1 checkpoint damaged; as it is, the next start goes on from step 1\n"
+    assert done.stderr == "1 checkpoint damaged; as it is, the next start resumes from step 1\n"
     desk.launch("checkpoints", "last", "--verify", "--json", check=Exit.DAMAGED)
 
 

@@ -70,8 +70,8 @@ def test_ranks_that_live_keep_their_processes_and_the_dead_one_is_replaced(rules
     state, after = cluster.state(), pids(cluster)
     assert (state.state, state.generation, state.restarts) == (State.RUNNING, 2, {"killed": 1})
     assert {rank for rank in after if after[rank] != before[rank]} == {2}
-    assert cluster.recorded("generation_opened")[-1].text == "generation 2: rank 2 is started anew, the other 3 stay"
-    assert "hot: rank 2 is started anew, the other 3 stay" in cluster.recorded("regroup")[0].text
+    assert cluster.recorded("generation_opened")[-1].text == "generation 2: rank 2 is restarted, the other 3 stay"
+    assert "hot: rank 2 is restarted, the other 3 stay" in cluster.recorded("regroup")[0].text
     assert cluster.recorded("failure")[0].in_place
 
 
@@ -153,7 +153,7 @@ def test_a_kill_while_ranks_meet_replaces_who_was_yet_to_meet_too() -> None:
     assert told[2:] == [(0, (1,)), (1, (3,))]
     assert not words(cluster, Stop)
     assert (cluster.state().state, cluster.state().generation) == (State.RUNNING, 3)
-    assert "hot: ranks 0, 2 are started anew, the other 2 stay" in cluster.recorded("regroup")[1].text
+    assert "hot: ranks 0, 2 are restarted, the other 2 stay" in cluster.recorded("regroup")[1].text
 
 
 def test_who_could_not_meet_a_rank_that_was_killed_is_not_to_blame() -> None:
@@ -333,7 +333,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_the_others_stay(proof: bool)
     assert {rank for rank in after if after[rank] != before[rank]} == {2, 3}
     assert [node.state for node in state.nodes] == ["up", "lost", "up", "up"]
     [regroup] = cluster.recorded("regroup")
-    assert "hot: ranks 2, 3 are started anew, the other 4 stay; node 3 takes the place of node 1" in regroup.text
+    assert "hot: ranks 2, 3 are restarted, the other 4 stay; node 3 takes the place of node 1" in regroup.text
     assert cluster.recorded("failure")[0].in_place
 
 

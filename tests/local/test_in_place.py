@@ -261,7 +261,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(lab, alone, how):
     assert status["fingerprint"] == fingerprint
     nothing_was_done_twice(lab, run, [0, 1])
     [regroup] = lab.events(run, "regroup")
-    assert "hot: ranks 2, 3 are started anew, the other 2 stay; node 2 takes the place of node 1" in regroup["text"]
+    assert "hot: ranks 2, 3 are restarted, the other 2 stay; node 2 takes the place of node 1" in regroup["text"]
 
 
 @pytest.mark.parametrize("spares", [1, 0])
@@ -361,7 +361,7 @@ def test_shards_are_dealt_out_among_fewer_without_a_lost_node(lab, strategy):
     status = lab.wait(run)
     assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"node_lost": 1, "killed": 1})
     assert stayed(lab, run) == [True] * 2
-    assert "hot: rank 1 is started anew, the other 1 stay" in lab.events(run, "regroup")[1]["text"]
+    assert "hot: rank 1 is restarted, the other 1 stay" in lab.events(run, "regroup")[1]["text"]
     at = int(re.findall(r"continues in place after step (\d+), from a checkpoint", lab.rank_logs(run))[0])
     warm = lab.submit(spec(lab, nodes=2, mode="warm", every=f"{at} steps", hold=at, **how))
     stopped_at(lab, warm, at)

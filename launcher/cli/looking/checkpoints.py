@@ -128,7 +128,7 @@ def _of_bytes(checkpoint: Checkpoint) -> str:
 def _what_follows(found: Sequence[Checkpoint], damaged: int) -> str:
     """Return text that says from which step the next start continues, given that `damaged` checkpoints are skipped."""
     whole = [one.step for one in found if one.kind == "step" and one.state in (Condition.OK, Condition.VERIFIED)]
-    where = f"the next start goes on from step {max(whole)}" if whole else "training begins anew"
+    where = f"the next start resumes from step {max(whole)}" if whole else "training starts from step 0"
     return f"{figures.count(damaged, 'checkpoint')} damaged; as it is, {where}"
 
 

@@ -220,7 +220,7 @@ class HotOpener:
 
 
 def _who(generation: Generation, members: Sequence[int]) -> str:
-    """Return which ranks are new and which stay, such as `rank 2 is started anew, the other 3 stay`, with the node that
+    """Return which ranks are new and which stay, such as `rank 2 is restarted, the other 3 stay`, with the node that
     replaced a lost one.
     """
     if len(members) < len(generation.members):
@@ -235,7 +235,7 @@ def _who(generation: Generation, members: Sequence[int]) -> str:
         for was, now in zip(generation.members, members, strict=True)
         if was != now
     ]
-    return "; ".join([f"{new} started anew, the other {len(generation.ranks) - len(gone)} stay", *moved])
+    return "; ".join([f"{new} restarted, the other {len(generation.ranks) - len(gone)} stay", *moved])
 
 
 def _names(nodes: Iterable[KnownNode]) -> str:

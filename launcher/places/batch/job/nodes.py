@@ -53,7 +53,7 @@ def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cau
     if node is not None and node.down:
         return Cause.NODE_LOST, f"{host}, the first node, is {node.text}"
     if node is not None and node.booted_at is not None and node.booted_at > since:
-        return Cause.NODE_LOST, f"{host}, the first node, was started anew"
+        return Cause.NODE_LOST, f"{host}, the first node, was rebooted"
     return Cause.PREEMPTED, taken
 
 
