@@ -72,7 +72,7 @@ def test_a_damage_that_a_listing_sees_is_shown_without_an_exit_code(desk, folder
     (save(folder, 2) / "rank-00000.data").unlink()
     done = desk.launch("checkpoints", "last")
     assert "damaged: rank-00000.data" in done.stdout
-    assert done.stderr == "1 checkpoint damaged; as it is, training begins anew\n"
+    assert done.stderr == "1 checkpoint damaged; as it is, training starts from step 0\n"
 
 
 def test_what_was_set_aside_is_known_and_no_news(desk, folder):
