@@ -1,4 +1,4 @@
-"""Measure how long the other rank makes no step when one of two nodes is lost, and when that node returns.
+"""Measure how long the rank on the other node makes no step when one of two nodes is lost, and when it returns.
 
     uv run python tests/benchmarks/joins.py [--job image] [--pairs 5] [--lease-s 5] [--write]
 

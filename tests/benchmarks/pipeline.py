@@ -134,7 +134,7 @@ def table_of_cut(options):
         lines.append(
             f"| {parts} | {speeds_of(rows)} | {statistics.median(beside):.2f} ({min(beside):.2f}-{max(beside):.2f}) |"
         )
-    return "\n".join([*lines, "", f"The stages were cut {told} of the time of a step."])
+    return "\n".join([*lines, "", f"A stage is given by its first and last layer. Cut {told} of a step."])
 
 
 def seconds(side, parts, options):

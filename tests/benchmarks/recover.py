@@ -93,8 +93,8 @@ def main():
     head = "| | recovered | kill to next step of all, s | range | launch / this |"
     table = [head, "|---|---|---|---|---|", *(row(peer, taken[peer], ours) for peer in args.peers)]
     notes = (
-        f"The job has {args.ranks} ranks. A kill counts as failed if not all ranks make a step within "
-        f"{args.patience_s:g} s. Seed {args.seed}. {LEGEND}"
+        f"The job has {args.ranks} ranks. A recovery counts as failed if not all ranks make a step within "
+        f"{args.patience_s:g} s. Kills came at moments drawn with seed {args.seed}. {LEGEND}"
     )
     publish("recover", "\n".join([*table, "", notes]), write=args.write)
 
