@@ -1,4 +1,4 @@
-"""Measure the start of a training that has other programs beside it, and what a killed actor costs the learner.
+"""Measure the start of a training that has other programs beside it, and how much a killed actor slows the learner.
 
     uv run python tests/benchmarks/roles.py [--pairs 7] [--kills 30] [--write]
 
