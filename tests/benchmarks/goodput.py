@@ -293,8 +293,8 @@ def legend(args, missing):
         f"The training ran on {NODES} nodes with one rank each, {args.minutes:g} minutes with each program and kind of "
         f"fault, and saved a checkpoint every {args.every} steps (seed {args.seed}). {PHASES_MEAN} If a program does "
         "not report the end of a phase, its time is part of the next phase that is shown. Goodputs that are `reckoned` "
-        "are computed for rarer faults, from what each fault cost in the row above. The computed cost is too small if a "
-        "program had not recovered when the next fault occurred." + (" torchft was not installed." if missing else "")
+        "are computed for rarer faults, from what each fault cost in the row above. The computed cost is too small if "
+        "a program had not recovered when the next fault occurred." + (" torchft was not installed." if missing else "")
     )
 
 

@@ -87,8 +87,8 @@ def main():
 
         table += rows(job, ranks, in_turns(args.peers, counts, some_kills), steps)
     notes = (
-        "The image job saves a checkpoint every 10 steps, the MLP once a second. A recovery counts as failed if not all "
-        f"ranks make a step within {args.patience_s:g} s. Kills came at moments drawn with seed {args.seed}."
+        "The image job saves a checkpoint every 10 steps, the MLP once a second. A recovery counts as failed if not "
+        f"all ranks make a step within {args.patience_s:g} s. Kills came at moments drawn with seed {args.seed}."
     )
     publish("resume_step", "\n".join([*table, "", notes]), write=args.write)
 
