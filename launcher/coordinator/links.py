@@ -56,7 +56,7 @@ class Links:
         self._told = False
 
     def deadline(self) -> float:
-        """Return the time limit for the answers that are missing in the current turn."""
+        """Return the time limit for the missing answers of the current turn, or infinity if none is awaited."""
         return self._until
 
     def receive(self, seen: LinkSeen) -> None:
@@ -97,7 +97,9 @@ class Links:
     # -- measuring
 
     def _is_under_way(self) -> bool:
-        """Return whether measurements are under way, and begin the next turn if the last is complete."""
+        """Return True while links are being measured, after beginning the next turn if all pairs of the last one have
+        answered or are late; return False once no turn is left.
+        """
         attempt = self._attempt
         asked = [pair for pair, agents in self._asked.values() if agents == self._agents(pair)]
         asked = [pair for pair in asked if attempt.nodes.usable.issuperset(pair)]
@@ -134,7 +136,7 @@ class Links:
             attempt.ledger.send(one, CheckLink(self._number, peer))
 
     def _take(self, link: MeasuredLink) -> None:
-        """Keep the better of two measurements of the pair, and remember which agents made it."""
+        """Keep the better one of this and any earlier measurement of the pair, and remember which agents made it."""
         self._found[link.pair] = better(self._found.get(link.pair), link)
         for index in link.pair:
             self._looked_at[index] = self._agent(index)
@@ -150,7 +152,10 @@ class Links:
     # -- what comes of it
 
     def _conclude(self, links: list[MeasuredLink], found: SlowLinks) -> bool:
-        """Record the measured links and exclude slow nodes; return True if ranks can start now."""
+        """Record the measured links and exclude the nodes that `found` shows to be slow, once per wait for nodes.
+
+        Return True if ranks can start now, and False if a node was excluded.
+        """
         if self._told or not links:
             return True
         self._told = True
