@@ -13,11 +13,11 @@ RETURN_S = 10.0  # an agent that died, on a machine that did not: its supervisor
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The loss of an agent for good, with all its ranks; `held` is the generation of these ranks, 0 for none."""
+    """The loss of an agent for good, with all its ranks, and the evidence for it."""
 
-    node: int
-    held: int
-    text: str
+    node: int  # its index
+    held: int  # the generation of its ranks; 0: it had none
+    text: str  # one line for the user
     evidence: str
 
 

@@ -68,9 +68,9 @@ class Aftermath:
     def may_continue_in_place(self, found: Verdict, who: str) -> bool:
         """Return whether the policy lets the surviving ranks continue in place, and record the failure if so.
 
-        `who` is a text that names survivors and replacements. The policy's delay is skipped, because the survivors
-        would be idle meanwhile. A few kills in a row while new ranks are still connecting to the survivors are allowed;
-        more than `_MOST_IN_A_ROW` without a step in between are not.
+        `who` is a text that names survivors and replacements. A planned move is always allowed. The policy's delay is
+        skipped, because the survivors would be idle meanwhile. A few kills in a row while new ranks are still
+        connecting to the survivors are allowed; more than `_MOST_IN_A_ROW` without a step in between are not.
         """
         attempt, follows = self._attempt, f"a new generation follows, hot: {who}"
         if found.planned:
@@ -102,8 +102,10 @@ class Aftermath:
         return count
 
     def _record_restart(self, text: str, failure: Event | None = None, brief: str = "") -> None:
-        """Record that a new generation follows `failure`; None means that a user asked for it, which does not count as
-        a restart.
+        """Record that a new generation follows `failure`, or with None a user's request, which does not count as a
+        restart.
+
+        `text` says why the generation follows, and `brief` says it shorter.
         """
         cause, before = (failure.cause, f"{failure.text}; ") if failure is not None else (None, "")
         self._attempt.ledger.record("regroup", text, cause=cause, brief=brief)
@@ -160,7 +162,11 @@ class Aftermath:
         attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, attempt.mono + delay_s, first=False)
 
     def await_nodes(self, found: Verdict) -> None:
-        """Wait for absent nodes that may have a complete checkpoint, as no present node has a complete one."""
+        """Wait for absent nodes that may have a complete checkpoint, as no present node has a complete one; `found`
+        says so.
+
+        End the attempt instead if no node is absent or the time for this wait is over.
+        """
         attempt = self._attempt
         until = attempt.awaited.until if attempt.awaited else attempt.mono + attempt.rules.gone_after_s
         attempt.awaited = Awaited(found, attempt.nodes.connected, until)
@@ -204,7 +210,10 @@ class Aftermath:
     def finish(
         self, state: State, cause: Cause | None, code: Exit, text: str, delay_s: float = 0.0, brief: str = ""
     ) -> None:
-        """End the attempt in `state`: send `End` to every connected agent, and record the end."""
+        """End the attempt in `state`: send `End` to every connected agent, and record the end with the message `text`.
+
+        `delay_s` is the delay before the next attempt, if one follows; `brief` is a shorter form of `text`.
+        """
         attempt, ledger = self._attempt, self._attempt.ledger
         attempt.phase = AttemptPhase.OVER
         attempt.standing.end = AttemptEnd(state, cause, int(code), ledger.now.wall, text, delay_s)
@@ -236,8 +245,9 @@ class Closer:
     ) -> None:
         """Stop every rank of the generation and begin to wait until all have ended.
 
-        With `graceful`, the attempt ends too and ranks have time to save; with `saves`, they have time to save and a
-        new generation follows. Ranks in `hung` write their stacks to their logs first.
+        `found` says why; with None the exits of the ranks do. With `graceful`, the attempt ends too and ranks have time
+        to save; with `saves`, they have time to save and a new generation follows; else they are killed at once. Ranks
+        in `hung` write their stacks to their logs first.
         """
         attempt = self._attempt
         generation = attempt.current
@@ -262,7 +272,9 @@ class Closer:
             attempt.standing.message = attempt.fenced or why.text
 
     def close_gracefully(self, found: Verdict, text: str) -> None:
-        """Close the last generation of the attempt, with time for its ranks to save and exit."""
+        """Close the last generation of the attempt for the reason in `found`, with time for its ranks to save and exit;
+        `text` is shown meanwhile.
+        """
         attempt = self._attempt
         self.close(found, graceful=True)
         stop = f"; ranks have {attempt.rules.grace_s:g} s to stop" if attempt.current.live else ""

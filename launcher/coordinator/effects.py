@@ -101,7 +101,7 @@ class RecordExit:
 
 @dataclass(frozen=True, slots=True)
 class KeepHang:
-    """Write the report of a hang, in place of an earlier report of the same hang."""
+    """Write the report of hang number `number` of the attempt, in place of an earlier report of the same hang."""
 
     number: int
     report: HangReport
@@ -129,20 +129,20 @@ class Known(TypedDict, total=False):
     rank: int | None
     cause: Cause | None
     evidence: str
-    brief: str
+    brief: str  # a shorter form of the text, for log and status
 
 
 class OfFailure(TypedDict, total=False):
-    """The fields that only a failure event has; the recovery policy uses them. See `Verdict`."""
+    """The fields that only a failure event has; the recovery policy uses them."""
 
-    where: str | None
-    left_out: str
+    where: str | None  # the frame of user code that failed
+    left_out: str  # the missing file if the cause is a file that was not copied with the code
     signal: int | None
     code: int | None
-    said: str
+    said: str  # the last line of the rank's log if the rank ended without an exception
     error_kind: ErrorKind | None
-    in_place: bool
-    same: str
+    in_place: bool  # surviving ranks kept their processes
+    same: str  # equal for equal hangs which no restart can cure, else ""
 
 
 class Ledger:
@@ -201,11 +201,13 @@ class Ledger:
         self.out.append(RecordExit(end))
 
     def keep_hang(self, number: int, report: HangReport) -> None:
-        """Add an effect that writes the report of a hang."""
+        """Add an effect that writes the report of hang number `number` of the attempt."""
         self.out.append(KeepHang(number, report))
 
     def finish(self, end: AttemptEnd, brief: str = "") -> None:
-        """Add the last effect of the attempt: its end record, and the event about it."""
+        """Add the last effect of the attempt: its end record, and the event about it; `brief` is a shorter text for
+        that event.
+        """
         kind = "requeue" if end.state is State.QUEUED else "ended"
         event = msgspec.structs.replace(self._event(kind, end.message, end.cause), brief=brief)
         self.out.append(Finish(end, event))

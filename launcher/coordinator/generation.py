@@ -20,8 +20,8 @@ class Rank:
     step: int | None = None
     active_at: float = 0.0  # time of its last report or output, by the coordinator's monotonic clock
     reported: bool = False
-    frozen: bool = False
-    idle: bool = False  # its GPU was idle for longer than the spec allows, according to the last heartbeat
+    frozen: bool = False  # a signal has stopped it
+    idle: bool = False  # it was silent for longer than the spec allows, according to the last heartbeat
     breakpoint: str = ""  # the address at which a rank in a breakpoint waits for a debugger
     address: str = ""  # the address at which it serves requests, if it serves a model
     malformed: int = 0  # number of lines on its progress pipe that could not be parsed
@@ -166,8 +166,9 @@ class Generation:
         return [rank for rank in self.of_node(heartbeat.node) if rank.live and rank.number not in named]
 
     def end(self, exit: RankExit, tail: tuple[str, ...]) -> bool:
-        """Record how a rank ended; return False if its end was already known or the rank is not on the node that
-        reports it.
+        """Record how a rank ended, with the last lines of its log in `tail`.
+
+        Return False if its end was already known or the rank is not on the node that reports it.
         """
         rank = self.rank_of(exit.node, exit.rank)
         if rank is None or rank.exit is not None:
@@ -186,11 +187,17 @@ class Generation:
 
     @property
     def may_be_stopped(self) -> bool:
-        """Return whether ranks failed by themselves, all of them by a signal that clusters send before a stop."""
+        """Return whether the cluster may be stopping the job: ranks have failed by themselves, and each of them by a
+        signal that clusters send before a stop.
+        """
         return 0 < self._by_themselves == self._foretelling
 
     def fetch(self, node: int, fetched: int) -> bool:
-        """Record how many bytes a starting member has fetched; return True if that is more than before."""
+        """Record how many bytes of its checkpoint a starting member has fetched in all; return True if that is more
+        than before.
+
+        Return False if the node is not starting.
+        """
         before = self._fetched.get(node, -1)
         if node not in self.starting or fetched <= before:
             return False
@@ -222,7 +229,7 @@ class Generation:
         return (end.log or None) if end is not None else None, self._tails.get(rank, ())
 
     def lose(self, node: int) -> None:
-        """Count all ranks of the node as lost, and no longer expect the node to start any."""
+        """Count all ranks of the node as lost, and no longer wait for the node to start any."""
         self.starting.discard(node)
         self.lost.add(node)
         for rank in self.of_node(node):
@@ -230,8 +237,8 @@ class Generation:
             rank.lost = rank.exit is None
 
     def stalls(self, node: int) -> bool:
-        """Return True if one of the node's ranks has stopped reporting, or if every live rank of the generation is
-        silent.
+        """Return True if a rank of the node that has reported before is silent for too long, or if every live rank of
+        the generation is.
         """
         if not self._idle:
             return False

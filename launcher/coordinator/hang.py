@@ -412,8 +412,11 @@ def _verdict(
     where: str = "",
     same: str = "",
 ) -> HangVerdict:
-    """Build a verdict that names the `found` ranks, with the place of the first one unless `where` gives another
-    place.
+    """Build a verdict of `kind` that names the `found` ranks, with the place of the first one unless `where` gives
+    another place.
+
+    `text` and `hint` are for the user, and `ranks` supply the evidence. `same` is equal for equal hangs which no
+    restart can cure, else "".
     """
     frame = own_frame(found[0].stack)
     known = where or (f"{place(frame)} in {frame.name}" if frame is not None else "")
@@ -486,7 +489,10 @@ def _op_place(waits: Sequence[_Wait]) -> str:
 
 
 def _instead(look: RankLook, wait: _Wait | None = None) -> str:
-    """Return where the rank is instead of in the collective, as the end of a sentence, or ""."""
+    """Return where the rank is instead of in the collective, as the end of a sentence, or "" if that is unknown.
+
+    The time given is how long others wait in `wait`, or with None for how long the rank was idle.
+    """
     where = where_is(look)
     age_s = max(wait.op.age_s, 0.0) if wait is not None else look.idle_s
     since = f" for {age_s:.0f} s" if age_s >= 1 else ""

@@ -42,7 +42,9 @@ class StepTimes:
         self._moved_at: float | None = None
 
     def note(self, step: int | None, mono: float) -> bool:
-        """Record the generation's newest step; return True if it is later than all before."""
+        """Record the generation's newest step, or nothing if `step` is None; return True if it is later than all
+        before.
+        """
         if step is None or (self._step is not None and step <= self._step):
             return False
         if self._moved_at is not None and self._step is not None:
@@ -93,7 +95,7 @@ class Inquiry:
                 self._looks[rank.number] = message.look
 
     def end(self) -> None:
-        """Close the generation for a hang of its suspects, after one last inspection of all ranks."""
+        """Have `check` inspect all ranks a last time and then close the generation for a hang of its suspects."""
         self._ends = True
 
     def check(self) -> None:
@@ -120,7 +122,9 @@ class Inquiry:
         return self._attempt.current.stopped_at() + _STOPPED_S
 
     def _is_stopped(self, mono: float) -> bool:
-        """Return whether a signal has stopped a rank for a while, in which other ranks ran and no step was made."""
+        """Return whether a signal has stopped some ranks while others ran, for `_STOPPED_S`, and no step was made in as
+        long.
+        """
         return self.next_check() <= mono and self._times.still_s(mono) >= _STOPPED_S
 
     def _forget_if_outdated(self) -> None:
@@ -223,12 +227,12 @@ class Inquiry:
 
 
 def _unseen(rank: Rank) -> RankLook:
-    """Return the look at a rank whose node did not answer."""
+    """Return the record of what a rank was doing (unknown) for a rank whose node did not answer `Look`."""
     return RankLook(rank.number, rank.node, rank.pid or 0, problem="its node did not answer", step=rank.step)
 
 
 def _ended(rank: Rank) -> RankLook:
-    """Return the look at a rank that has ended."""
+    """Return the record of what a rank was doing (nothing) for a rank that has ended."""
     end = rank.exit
     code, signal = (end.code, end.signal) if end is not None else (None, None)
     return RankLook(rank.number, rank.node, rank.pid or 0, ended=True, exit_code=code, exit_signal=signal)

@@ -28,13 +28,13 @@ class KnownNode:
     """One node of the plan, with the state of its agent, its fitness, its ranks and its lease."""
 
     index: int
-    address: str
-    spare: bool
+    address: str  # the host name or IP address by which other nodes reach it
+    spare: bool  # it is beyond the nodes that the run needs, and has no ranks at first
     host: str = ""
     votes_only: bool = False  # its host belongs to another role and only votes: it never has ranks of this plan
     link: Presence = Presence.ABSENT
     process: ProcessId | None = None
-    ready: bool = False
+    ready: bool = False  # everything that has to precede its first rank, such as imports, is done
     preparing: str = ""  # the work that it has to complete before it is ready, such as an import
     preparing_since: float = 0.0
     fault: str = ""  # why it gets no more ranks
@@ -48,10 +48,10 @@ class KnownNode:
     wanted: bool = False  # ranks are to be moved to this node
     could_not_join: ProcessId | None = None  # the agent whose ranks failed or were late when they had to join others
     suspected_at: float = 0.0  # when its disk or the start of a rank on it last ended a generation
-    port: int = 0
+    port: int = 0  # the MASTER_PORT of its ranks if it has rank 0
     replica_port: int = 0  # the port at which it sends and receives checkpoint files; 0: none
     link_port: int = 0  # the port at which the link to it is measured; 0: none
-    heard_at: float = 0.0
+    heard_at: float = 0.0  # when its last message came, by the coordinator's monotonic clock
     follows_from: float = 0.0  # its own lease began at this time or later, as a heartbeat may have been delayed
     answers: dict[int, float] = field(default_factory=dict)  # when each of its newest heartbeats was answered
     lost_at: float = 0.0
@@ -163,8 +163,8 @@ class NodeTable:
         ]
 
     def followers(self, mono: float) -> set[int]:
-        """Return the nodes that certainly follow this coordinator, because their leases run; others may vote for a new
-        leader.
+        """Return the indexes of the nodes that certainly follow this coordinator, because their leases run; others may
+        vote for a new leader.
         """
         return {
             node.index
@@ -173,8 +173,8 @@ class NodeTable:
         }
 
     def quorum_shortfall(self, *groups: AbstractSet[int]) -> tuple[int, int] | None:
-        """Return how many voters are among the nodes in `groups` and how many there are, if the other voters could
-        elect a leader; else None.
+        """Return (the number of voters in `groups`, which hold node indexes; the number of all voters) if the other
+        voters could elect a leader, else None.
         """
         there = sum(any(index in group for group in groups) for index in self.voters)
         return (there, len(self.voters)) if there < quorum(len(self.voters)) else None
@@ -191,7 +191,9 @@ class NodeTable:
         return [node for node in self if node.is_replaced or (node.index in self._guests and node.process is None)]
 
     def returning(self, mono: float) -> dict[int, float]:
-        """Return the nodes whose next agent is expected, each with the time until which it is awaited."""
+        """Return, by index, the nodes whose agent has died and is to be replaced, each with the time until which it is
+        awaited.
+        """
         moments = {index: self[index].returns_by for index in self._returning}
         return {index: moment for index, moment in moments.items() if moment > mono}
 
@@ -217,8 +219,8 @@ class NodeTable:
         self.look_at = min(self.look_at, mono + self._lease_s)
 
     def answer(self, node: KnownNode, seq: int, answered: int, took_s: float, mono: float) -> None:
-        """Record that heartbeat `seq` is answered now, and that the node has received the answer to heartbeat
-        `answered`.
+        """Record that heartbeat number `seq` is answered now, and that the node has received the answer to heartbeat
+        number `answered`, `took_s` seconds after it had sent that heartbeat.
         """
         if answered in node.answers:
             node.follows_from = max(node.follows_from, node.answers[answered] - took_s)

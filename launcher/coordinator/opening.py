@@ -38,7 +38,9 @@ class Opener:
         self._links_are_known = links_are_known
 
     def wait(self) -> None:
-        """Open the next generation, keep waiting for nodes, or end the attempt."""
+        """Open the next generation if enough nodes are ready, or end the attempt if that was requested or too few can
+        become ready; else do nothing yet.
+        """
         attempt, aftermath = self._attempt, self._aftermath
         if attempt.stop == "cancel":
             aftermath.end_cancelled()
@@ -141,9 +143,10 @@ def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNo
 
 
 def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tuple[int, ...]:
-    """Return the node indexes by group rank, node 0 first.
+    """Return the indexes of at most `most` nodes by group rank, node 0 first.
 
-    Members of the last generation keep their places. Others fill the gaps, then the end; remaining gaps are closed.
+    The members of the last generation, in `before`, keep their places. Others fill the gaps, then the end; remaining
+    gaps are closed.
     """
     present = {node.index for node in usable}
     order = sorted(usable, key=lambda node: (node.index != 0, not node.wanted, node.spare, node.index))
@@ -155,7 +158,9 @@ def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tu
 
 
 def replicas(members: Sequence[KnownNode], others: Iterable[KnownNode]) -> tuple[ReplicaAddress, ...]:
-    """Return where files of checkpoints may be: the members by group rank, then all other nodes that are present."""
+    """Return the addresses of nodes that may have files of checkpoints: the members by group rank, then those of
+    `others` that are present.
+    """
     inside, here = {node.index for node in members}, (Presence.UP, Presence.UNKNOWN)
     outside = [node for node in others if node.link in here and node.replica_port and node.index not in inside]
     return tuple(ReplicaAddress(node.index, node.address, node.replica_port) for node in (*members, *outside))
@@ -168,7 +173,11 @@ def starts(
     restarts: int,
     search: Search,
 ) -> list[tuple[int, Start]]:
-    """Return each member's Start message."""
+    """Return (node index, `Start` message) for each member of a generation.
+
+    Ranks are numbered in the order of `members`, whose first is the master. `generation` is its number, `restarts`
+    counts the run's restarts so far, and `search` says where to look for checkpoints.
+    """
     master = members[0]
     return [
         (

@@ -31,7 +31,7 @@ class Pace:
     def restart(self, *, in_place: bool = False) -> None:
         """Begin to count for a new generation.
 
-        With `in_place` it continues from the current step, else from its newest checkpoint.
+        With `in_place` the generation continues from the current step, else from the newest checkpoint.
         """
         self._samples.clear()
         self._reporters.clear()
@@ -65,7 +65,7 @@ class Pace:
 
     @property
     def made(self) -> int:
-        """Count the steps and newer checkpoints of the current generation."""
+        """Return the number of steps plus newer checkpoints that the current generation has made."""
         return self.made_in_all - self._made_before
 
     def rate(self, mono: float) -> float | None:
@@ -111,8 +111,8 @@ class Pace:
         return (known or room) and self._is_lowest_reporter(f"metric {name}", rank)
 
     def _is_lowest_reporter(self, about: str, rank: int) -> bool:
-        """Return whether `rank` is the lowest that reports on `about`; values of higher ranks are ignored so that none
-        flickers.
+        """Return whether no lower rank has reported `about`, which is a metric's name or `fingerprint`; values of
+        higher ranks are ignored so that none flickers.
         """
         if rank > self._reporters.setdefault(about, rank):
             return False

@@ -104,7 +104,8 @@ def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
 def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, int]:
     """Return how many restarts each cause has had, counted as failures after which the run continued by itself.
 
-    `attempt` is the number of the present attempt, which may have recorded no event yet.
+    `attempt` is the number of the present attempt: a failure that ended an earlier one counts even before the present
+    one has recorded an event.
     """
     counts: Counter[str] = Counter()
     open_failures: list[Event] = []
@@ -143,8 +144,9 @@ def _since_resumed(history: Sequence[Event]) -> list[Event]:
 
 
 def _used(failure: Event, past: Sequence[Event], refill_s: float | None) -> int:
-    """Return the number of restarts used for this cause; restarts before the last `refill_s` of training no longer
-    count.
+    """Return the number of restarts used for the failure's cause among the `past` failures.
+
+    Restarts before the last `refill_s` seconds of training no longer count; with None all count.
     """
     used, trained_s, next_ = 0, 0.0, failure
     for event in reversed(past):
@@ -277,8 +279,10 @@ def _preemptions(failure: Event, past: Sequence[Event]) -> int:
 
 
 def _stuck(row: Sequence[Event], limit: int | None) -> bool:
-    """Return whether more failures than `limit` came without progress; preemptions and full disks have budgets of their
-    own.
+    """Return whether more failures than `limit` are in `row`, the failures without progress between them; with None
+    there is no limit.
+
+    Preemptions and full disks have budgets of their own, so the answer is False after one of these.
     """
     if row[0].cause in (Cause.PREEMPTED, Cause.DISK) or limit is None:
         return False

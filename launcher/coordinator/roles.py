@@ -1,6 +1,7 @@
-"""Decide which roles of a run start when, and what the end of one means for the run. Pure.
+"""Decide which parts of a run start when, and what the end of one means for the run. Pure.
 
-A run of one program is one of one role, which starts at once.
+A part is a role that starts as a whole, or one rank of a role whose ranks restart alone. A run of one program has one
+role, which starts at once.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,7 +27,8 @@ class _Part:
 
 
 class Roles:
-    """The roles of a run: `due` returns which to start now; report to `ready` and `ended` what became of them.
+    """The roles of a run: `due` returns the parts to start now; the caller reports to `ready` and `ended` what became
+    of these.
 
     If no role is the main one, the run ends once all have ended, with the worst of their ends.
     """

@@ -51,8 +51,9 @@ def run_state(
     now: Now,
     end: AttemptEnd | None,
 ) -> RunState:
-    """Return the record for `state.json` from the open or newest generation; with `stopping`, live ranks are shown as
-    stopping.
+    """Return the record for `state.json` from the open or newest generation, if there is one.
+
+    With `stopping`, live ranks are shown as stopping. `end` says how the attempt ended, and is None before that.
     """
     over = end is not None and end.state.ended
     first = None if plan.coordinator else nodes[plan.nodes[0].index].process  # else that of another machine
@@ -96,7 +97,7 @@ def run_state(
 
 
 def _loads(nodes: NodeTable, generation: Generation | None) -> Iterator[NodeLoad]:
-    """Yield the load of each connected node, limited to its own live ranks."""
+    """Yield the load of each connected node, reduced to those of its ranks that are live."""
     for node in nodes:
         if node.load is None or node.link is not Presence.UP:
             continue
@@ -139,7 +140,9 @@ def _serving(generation: Generation | None) -> str:
 
 
 def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> NodeState:
-    """Return the status record of a node."""
+    """Return the status record of a node; `over` says that the attempt has ended, after which a member still shows its
+    ranks.
+    """
     member = generation is not None and (
         node.holds == generation.number or (over and bool(generation.of_node(node.index)))
     )

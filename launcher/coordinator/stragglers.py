@@ -82,6 +82,9 @@ def clock_of(message: messages.Entered, sent_at: float, received_at: float) -> N
 def last_rank(times: Times, clocks: Mapping[int, NodeClock]) -> LastRank | None:
     """Return the rank for which the others of its group wait far longer than for any other rank, or None if no rank
     stands out.
+
+    `times` has, for each rank, when it entered its newest collectives by its node's clock, and `clocks` the clock of
+    each node.
     """
     members = dict[tuple[str, tuple[int, ...]], dict[tuple[int, int], GroupTimes]]()
     for rank, groups in times.items():
@@ -97,7 +100,11 @@ def last_rank(times: Times, clocks: Mapping[int, NodeClock]) -> LastRank | None:
 
 
 def _last_of(group: Mapping[tuple[int, int], GroupTimes], clocks: Mapping[int, NodeClock]) -> LastRank | None:
-    """Return the rank of the group that enters last by far; None if no rank stands out or answers are missing."""
+    """Return the rank of the group that enters collectives last by far; None if no rank stands out or answers are
+    missing.
+
+    The keys of `group` are (rank, node).
+    """
     end = min(one.first + len(one.entered_us) for one in group.values())
     begin = max(*(one.first for one in group.values()), end - _MOST_TIMES // len(group))
     if end - begin < _LEAST_COLLECTIVES:

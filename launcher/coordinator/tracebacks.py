@@ -62,8 +62,10 @@ def read_error_file(path: Path) -> ExceptionReport | None:
 
 
 def _inner_exception(text: str, traceback: str) -> ExceptionReport | None:
-    """Return the exception of an error message, or the inner one if the message contains another process's traceback;
-    None if it has none.
+    """Return the exception in the message `text` of an error file, or None if `text` is empty.
+
+    If `text` contains another process's traceback, return that process's exception. Otherwise return the first line of
+    `text`, with its place from `traceback`.
     """
     if _BEGINS in text:
         return last_exception(text.splitlines())
@@ -75,7 +77,11 @@ def _inner_exception(text: str, traceback: str) -> ExceptionReport | None:
 
 
 def likeliest(reported: ExceptionReport | None, recorded: ExceptionReport | None) -> ExceptionReport | None:
-    """Return the better of the two reports: the error file's, unless the parent's report names the same exception."""
+    """Return the better report of a rank's exception, or None if both are None.
+
+    It is `recorded`, from the error file, unless that is None or `reported`, from the parent process, names the same
+    exception.
+    """
     if reported is None or recorded is None:
         return reported or recorded
     return reported if _bare(reported.line) == _bare(recorded.line) else recorded
@@ -96,8 +102,9 @@ class Crash:
 
 
 def crash_in(lines: Sequence[str]) -> Crash:
-    """Return faulthandler's last report, limited to the thread that crashed, or to the first thread if none is
-    marked.
+    """Divide a log where faulthandler's last report begins, and return both parts.
+
+    Only the thread that crashed is kept of the report, or the first thread if none is marked.
     """
     begin = next((number for number in range(len(lines) - 1, -1, -1) if lines[number].startswith(_FATAL)), None)
     if begin is None:
@@ -155,7 +162,7 @@ def _last_raised(tail: Sequence[str]) -> ExceptionReport | None:
     lines = [_RANK.sub("", line) for line in tail]
     for number in range(len(lines) - 1, -1, -1):
         if thrown := _TERMINATED.match(lines[number]):
-            return _of_cpp(thrown["kind"], lines[number + 1 :])
+            return _cpp_exception(thrown["kind"], lines[number + 1 :])
         if _EXCEPTION.match(lines[number]):
             where, module = _place(lines[:number])
             return ExceptionReport(line=lines[number], where=where, raised=(Raised(lines[number], module),))
@@ -163,7 +170,9 @@ def _last_raised(tail: Sequence[str]) -> ExceptionReport | None:
 
 
 def _place(before: Sequence[str]) -> tuple[str, str]:
-    """Return (the user's innermost frame in the last traceback, the module that raised the exception)."""
+    """Return (the user's innermost frame, the module that raised the exception) of the last traceback in the log's
+    lines `before` the exception's own line.
+    """
     frames = []
     for line in reversed(before):
         if line.strip() == _BEGINS:
@@ -185,8 +194,10 @@ def _is_own(path: str) -> bool:
     return "-packages/" not in path and not _STANDARD_LIBRARY.search(path)
 
 
-def _of_cpp(kind: str, after: Sequence[str]) -> ExceptionReport:
-    """Return the exception that the C++ runtime reported before it aborted the process."""
+def _cpp_exception(kind: str, after: Sequence[str]) -> ExceptionReport:
+    """Return the exception of type `kind` that the C++ runtime reported before it aborted the process; its message is
+    in one of the log's lines `after` the report, if any.
+    """
     what = next((said["text"] for line in after if (said := _WHAT.match(line))), "")
     line = f"{kind}: {what}" if what else kind
     return ExceptionReport(line=line, raised=(Raised(line),))

@@ -81,8 +81,8 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
 
 
 def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float, found: HangVerdict | None = None) -> Verdict:
-    """Return the verdict on a hang that names the ranks in `found`, or the likeliest silent rank if `found`
-    names none.
+    """Return the verdict on a hang that names the ranks in `found`, or the first of `suspects`, the silent ranks, if
+    `found` is None or names none.
     """
     if found is not None and found.kind is not HangKind.UNKNOWN:
         return _of_found(generation, suspects, found)
@@ -125,12 +125,15 @@ def _steps(generation: Generation) -> str:
 
 
 def unseen_end(generation: Generation, rank: Rank) -> RankExit:
-    """Return an exit record for a rank that ended while its node was cut off."""
+    """Return the exit record, without exit code, of a rank that ended while its node was cut off."""
     return RankExit(generation.number, rank.number, rank.local, rank.node, rank.pid or 0)
 
 
 def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ()) -> Failure | None:
-    """Return the summary of a failure that the user sees first, or None if the event has no cause."""
+    """Return the summary of a failure that the user sees first, or None if the event has no cause.
+
+    `log` and `tail` are the path and the last lines of the failed rank's log, if it has one.
+    """
     if event.cause is None:
         return None
     return Failure(
@@ -149,7 +152,7 @@ def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ())
 
 
 def of_stop(kind: str) -> Verdict:
-    """Return the verdict for a requested stop of `kind`."""
+    """Return the verdict for a requested stop; `kind` is `cancel`, `limit` or another key of `STOPS`."""
     if kind == "cancel":
         return Verdict(Cause.CANCELLED, "cancelled")
     if kind == "limit":

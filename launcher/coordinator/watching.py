@@ -133,7 +133,9 @@ class Watch:
     # -- running
 
     def lost(self, found: Verdict) -> None:
-        """Handle the loss of a member of the generation."""
+        """Handle the loss of a member of the generation, for the cause in `found`: continue in place, or close the
+        generation.
+        """
         attempt = self._attempt
         attempt.lost = found
         attempt.leaving -= attempt.current.lost
@@ -345,7 +347,7 @@ class Watch:
 
 
 def fresh_s(plan: Plan) -> float:
-    """Return for how long a node may be silent that is known to be well."""
+    """Return the seconds after a node's last heartbeat for which the node still counts as well."""
     every_s = heartbeat_every_s(lease_of_ranks(plan.spec.recovery.lease_s), len(plan.nodes))
     return max(_FRESH_S, _FRESH_HEARTBEATS * every_s)
 

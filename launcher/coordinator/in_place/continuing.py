@@ -181,9 +181,10 @@ class HotOpener:
         return f"{attempt.nodes[min(ready)]} is ready, and not all ranks can continue with more"
 
     def _open(self, generation: Generation, who: str, started: Collection[int] = ()) -> None:
-        """Open the generation in place; ranks on the nodes in `started` run already.
+        """Open the generation in place: start the ranks that are new, and have the survivors continue with them.
 
-        `who` is a text that names survivors and replacements.
+        Ranks on the nodes in `started` run already and get no message. `who` is a text that names survivors and
+        replacements.
         """
         attempt, before = self._attempt, self._attempt.current
         number, members, lost = generation.number, generation.members, before.lost

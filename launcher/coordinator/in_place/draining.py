@@ -33,7 +33,11 @@ class Drainer:
         self._await_spare: set[int] = set()  # nodes that are slow, for which no spare was ready that is not
 
     def ask(self, request: Drain) -> None:
-        """Drain a node from now on, as requested; the coordinator's node cannot be drained."""
+        """Record the request, and drain its node from now on unless that is the coordinator's node, which cannot be
+        drained.
+
+        Ignore a request for a node that is drained already or not in the plan.
+        """
         node = self._attempt.nodes.get(request.node)
         if node is None or node.drained:
             return
@@ -180,8 +184,8 @@ class Drainer:
             self._refuse(move.node, why or "too few nodes would be left")
 
     def _free(self, nodes: Sequence[KnownNode], why: str) -> bool:
-        """Stop the ranks of `nodes` so that other nodes take their places; return False and stop nothing if too few
-        other nodes remain.
+        """Stop the ranks of `nodes`, for the reason `why`, so that other nodes take their places; return False and stop
+        nothing if too few other nodes remain.
         """
         found, indexes = (
             Verdict(Cause.PREEMPTED, why, node=nodes[0].index, planned=True),
@@ -216,7 +220,7 @@ class Drainer:
         return len(left) >= plan.nodes_min and nodes.quorum_shortfall(left, nodes.only_voting) is None
 
     def _obstacle(self, move: Move) -> str:
-        """Return why `move` cannot be made now, or ""."""
+        """Return why `move` cannot be made now, or "" if it can."""
         nodes, members = self._attempt.nodes, self._attempt.current.members
         if move.node == self._attempt.plan.nodes[0].index:
             return "it coordinates the others"
