@@ -110,7 +110,10 @@ class AgentProcess:
         return self.pid
 
     def _started(self, environment: Mapping[str, str], log: int, fds: Sequence[int]) -> int:
-        """Start the process and return its pid; a live child in `place` becomes that process."""
+        """Start the process and return its pid; a live child in `place` becomes that process.
+
+        `log` is the descriptor for its output, `fds` are further descriptors that it inherits.
+        """
         place, self.place = self.place, None
         if place is not None and place.take(self.argv, environment, log, fds):
             return place.pid
@@ -153,7 +156,9 @@ class AgentProcess:
         return {one for one in (self.pid, self.place and self.place.pid) if one}
 
     def copies(self) -> HistoryCopies | None:
-        """Return the numbers shared with the coordinator in this agent, or None before the agent starts."""
+        """Return the memory in which the coordinator in this agent reads how much history is copied, or None before the
+        start.
+        """
         return self.lease.copies if self.lease is not None else None
 
     def enforce_lease(self) -> float | None:
@@ -264,8 +269,9 @@ class AgentPlace:
 
     @classmethod
     def standby_at(cls, gate: "Socket") -> "AgentPlace | None":
-        """Return the standby in a dead agent's zygote if it lives, is now our child and can have our limits, else
-        None.
+        """Return the standby that a dead agent's zygote has left at the other end of `gate`.
+
+        Return None if it has died, is not a child of this process, or cannot be given this process's resource limits.
         """
         pid = _last_sender(gate)
         if pid is None or parent_of(pid) != os.getpid() or not runs(pid):
@@ -283,7 +289,10 @@ class AgentPlace:
         self.socket.close()
 
     def take(self, argv: Sequence[str], environment: Mapping[str, str], log: int, keep: Sequence[int]) -> bool:
-        """Make the waiting process the agent with these arguments; return False if the process is gone."""
+        """Make the waiting process the agent with these arguments; return False if the process is gone.
+
+        `log` is the descriptor for its output, `keep` are further descriptors that it gets.
+        """
         null = os.open(os.devnull, os.O_RDONLY)
         words = {"argv": list(argv), "env": dict(environment), "fds": [0, 1, 2, *keep]}
         try:
@@ -322,10 +331,10 @@ def agent_process(
     gpus: Sequence[str] | None = None,
     records_due: SharedEvent | None = None,
 ) -> AgentProcess:
-    """Return the agent process of a node on this machine.
+    """Return an object for a node's agent process on this machine; it is not running yet.
 
-    `gpus` lists the GPUs that it may use; with None the plan decides, or it may use all. Its coordinator sets
-    `records_due`.
+    `keep` are descriptors that it inherits. `gpus` lists the GPUs that it may use; with None the plan decides, or it
+    may use all. The coordinator, if it runs in this agent, sets `records_due`.
     """
     argv = _argv(plan.run_dir, str(attempt.number), node)
     environment = _environment(os.environ, plan.run_dir)
@@ -338,7 +347,10 @@ def agent_process(
 def coordinator_process(
     plan: Plan, attempt: AttemptDir, *, keep: Sequence[int] = (), records_due: SharedEvent | None = None
 ) -> AgentProcess:
-    """Return the process that runs only the coordinator, for a plan whose agents are on other machines."""
+    """Return an object for a process that runs only the coordinator, for a plan whose agents are on other machines.
+
+    It is not running yet. It inherits the descriptors `keep`, and sets `records_due` when there are new records.
+    """
     argv = _argv(plan.run_dir, str(attempt.number), COORDINATOR)
     keep, environment = _with_event(keep, _environment(os.environ, plan.run_dir), records_due)
     return AgentProcess(argv, environment, attempt.coordinator_log, keep, slept=AfterSuspend.COUNTS)
@@ -347,7 +359,7 @@ def coordinator_process(
 def _with_event(
     keep: Sequence[int], environment: dict[str, str], records_due: SharedEvent | None
 ) -> tuple[Sequence[int], dict[str, str]]:
-    """Return a process's descriptors and environment, with those of the event that it sets."""
+    """Return (descriptors, environment) of a process, with those of the event `records_due` added unless it is None."""
     return (
         (keep, environment)
         if records_due is None
@@ -366,7 +378,9 @@ def _environment(environ: Mapping[str, str], run_dir: str) -> dict[str, str]:
 
 
 def starter_process(argv: Sequence[str], plan: Plan, attempt: AttemptDir) -> AgentProcess:
-    """Return the process that starts the agents on other machines, by the command `argv`."""
+    """Return an object for the process that starts the agents on other machines by the command `argv`; it is not
+    running yet.
+    """
     return AgentProcess(argv, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
 
 
@@ -432,7 +446,9 @@ class AgentProcesses:
         return None
 
     def all_gone(self, for_good: bool) -> bool:
-        """Return True if no agent runs and none waits to be restarted; with `for_good`, waiting ones do not count."""
+        """Return True if no agent runs and none waits to be restarted; with `for_good`, return True even if some wait
+        for that.
+        """
         return all(agent.pid is None and (for_good or agent.returns_at is None) for agent in self._agents)
 
     def signal_first(self) -> None:
@@ -442,7 +458,7 @@ class AgentProcesses:
             os.kill(first, signal.SIGTERM)  # our own child, not reaped yet: the pid cannot be another's
 
     def wait_for_others(self, agents: Sequence[AgentProcess], timeout_s: float) -> None:
-        """Wait up to `timeout_s` for all but the first of the agents, which were asked to exit."""
+        """Wait up to `timeout_s` for all of the agents but the first to exit, as they were asked to."""
         waiting = {agent.pid for agent in agents[1:] if agent.pid is not None}
         of_other_roles = [agent for agent in self._agents if all(agent is not one for one in agents)]
         deadline = time.monotonic() + timeout_s
