@@ -41,7 +41,8 @@ def write_end(
     """Write the attempt's end record, then the event and the state that follow from it; raise Fenced if a newer attempt
     exists.
 
-    `plan` is None if it cannot be read any more.
+    `plan` is None if it cannot be read any more. `failure` becomes the failure that the state shows; None keeps an
+    earlier one unless the run has succeeded.
     """
     _check_newest(run, attempt)
     make_dir(attempt.path)
@@ -105,7 +106,7 @@ def write_cancelled(run: RunDir, attempt: AttemptDir, plan: Plan | None, *, alon
 
 
 def has_ended(run: RunDir, attempt: AttemptDir) -> bool:
-    """Return whether the attempt has ended for good, as far as its records can be read."""
+    """Return whether the attempt has ended and no other follows by itself, as far as its records can be read."""
     end, state = readable(attempt.end, AttemptEnd), readable(run.state, RunState)
     by_state = state is not None and state.attempt == attempt.number and state.state.ended
     return by_state or (end is not None and end.state.ended)
@@ -154,8 +155,10 @@ def cancelled(text: str = "cancelled") -> AttemptEnd:
 
 
 def cut_short(attempt: AttemptDir, doing: str, at: float) -> AttemptEnd:
-    """Return the end of an attempt that was stopped while no ranks ran, by a cancel or by another request from
-    outside.
+    """Return the end of an attempt that was stopped while no ranks ran: cancelled if a user asked for that, else
+    preempted.
+
+    `doing` is a text that says what the attempt did, and `at` is the time of the end.
     """
     if is_cancelled(attempt):
         return cancelled()
@@ -205,8 +208,10 @@ def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
 
 
 def settle_end(run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None) -> AttemptEnd:
-    """Return the attempt's end that the coordinator wrote, or else write and return one from `status`, the wait status
-    of the coordinator's agent, which is None if this process ended the agent.
+    """Return the attempt's end that the coordinator wrote, or else write and return one.
+
+    The end then follows from `status`, the wait status of the coordinator's agent; None means that this process ended
+    that agent.
     """
     fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
     if fenced and not attempt.end.exists():
@@ -278,7 +283,10 @@ def _ran_s(history: Sequence[Event], attempt: AttemptDir, last: RunState | None)
 def _final_state(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, last: RunState, failure: Failure | None
 ) -> RunState:
-    """Return the run's state after the attempt's end."""
+    """Return the run's state after the attempt's end, from the `last` state.
+
+    `failure` becomes the failure that it shows; None keeps an earlier one unless the run has succeeded.
+    """
     return msgspec.structs.replace(
         last,
         attempt=attempt.number,
