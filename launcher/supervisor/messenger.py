@@ -49,7 +49,7 @@ class Messenger:
 
 
 def _started(folder: Path, attempt: AttemptDir, linger_s: float) -> "subprocess.Popen[bytes]":
-    """Start the notifying process and return it."""
+    """Start and return the notifying process, which sends for up to `linger_s` seconds after its stdin has ended."""
     log = os.open(attempt.messenger_log, _LOG, 0o600)
     try:
         return subprocess.Popen(

@@ -1,6 +1,7 @@
 """Run the roles of a run beside its main one: open them, watch until they are ready, end them with the run.
 
-Each has a run directory of its own below the run's, with attempts, records, logs and a coordinator as any run has.
+A part is a role, or one rank of a role whose ranks restart alone. Each has a run directory of its own below the run's,
+with attempts, records, logs and a coordinator as any run has.
 """
 
 import contextlib
@@ -133,8 +134,8 @@ class RolesOfRun:
     def _begin_main(self, *, is_due: bool) -> None:
         """Start the agents of the run's own role once `is_due`.
 
-        Where hosts elect a leader, they start at once, because the coordinator has to count the voters, and only the
-        ranks wait.
+        Where hosts elect a leader, the agents start at the first call, because the coordinator has to count the voters;
+        only the ranks wait until `is_due`.
         """
         has_begun, self._has_begun = self._has_begun, self._has_begun or is_due or self._holds_ranks
         if self._has_begun and not has_begun:
@@ -200,7 +201,7 @@ class RolesOfRun:
         """Ask all roles to end, and wait for that at most `within_s` beyond their grace period; the caller ends what is
         left.
 
-        `goes_on` says that the roles will start again. With `at_once`, nothing is waited for, because other hosts may
+        `goes_on` says that the roles will start again. With `at_once`, return without waiting, because other hosts may
         go on without this one.
         """
         asked = [part for part in self._parts if part.attempt is not None]
@@ -222,7 +223,7 @@ class RolesOfRun:
             port.release()
 
     def _hold(self, address: str) -> str:
-        """Return `address` with a free port of this machine, which is held from now on."""
+        """Return `address` with a free port of this machine appended, which is held from now on."""
         self._ports.append(HeldPort(address))
         return f"{address}:{self._ports[-1].number}"
 
@@ -313,7 +314,10 @@ def make_role_dir(whole: RunDir, run: RunDir, plan: Plan) -> None:
 
 
 def is_ready(way: Readiness, run: RunDir, attempt: AttemptDir, plan: Plan, addresses: Collection[str]) -> bool:
-    """Return whether every rank of the role is ready."""
+    """Return whether every rank of the role is ready, as the spec defines it in `way`.
+
+    That is once a file exists, once each rank's log has a text, or once a server answers at each of `addresses`.
+    """
     if way.file is not None:
         return Path(plan.run_dir, plan.workdir, way.file).exists()
     if way.log is not None:

@@ -25,7 +25,9 @@ _SETTINGS = ("LAUNCH_CLUSTERS", "LAUNCH_RUNS", "LAUNCH_SSH_CONFIG")  # by which 
 
 
 def supervisor_command(strategy: str, run_dir: Path, *words: str) -> list[str]:
-    """Return the command line of a supervisor with the strategy class `strategy`, written MODULE:CLASS."""
+    """Return the command line of a supervisor with the strategy class `strategy`, written MODULE:CLASS, and that
+    class's arguments `words`.
+    """
     return [sys.executable, "-P", "-m", "launcher.supervisor", strategy, str(run_dir), *words]
 
 
@@ -67,8 +69,10 @@ class StandbySupervisor:
         self._up = os.fdopen(up_read, "rb")
 
     def report(self, limit_s: float | None = None) -> bytes:
-        """Return the line by which the supervisor reports that it is up; raise LaunchError with its output if
-        it does not start.
+        """Return the line by which the supervisor reports that it is up.
+
+        Raise LaunchError with the supervisor's output if it has exited or has not reported within `limit_s`; with None
+        there is no limit.
         """
         ready, _, _ = select.select([self._up], [], [], limit_s)
         line = self._up.readline() if ready else b""
@@ -114,7 +118,9 @@ def _settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class SupervisorStarter(Protocol):
-    """A function that starts a supervisor."""
+    """A function that starts a supervisor by the command `argv`; it returns False if it could not, and the caller then
+    starts a child process.
+    """
 
     def __call__(
         self, argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
@@ -123,8 +129,8 @@ class SupervisorStarter(Protocol):
 
 
 def detach(*, already: bool = False) -> None:
-    """Detach this process from its starter, unless that is done `already`, and keep the files that it writes private to
-    its user.
+    """Detach this process from its starter by a fork, unless it is detached `already`, and make the files that it
+    writes readable only by its user.
     """
     make_files_private()
     forbid_core_dumps()

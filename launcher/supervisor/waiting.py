@@ -110,7 +110,9 @@ def awaited_by(after: Sequence[Predecessor]) -> tuple[tuple[AwaitedRun, ...], li
 
 
 def not_followed(index: int, error: LaunchError) -> Misfit:
-    """Return the problem that run number `index` in the list of runs to follow cannot be followed."""
+    """Return the problem, for the reason in `error`, that run number `index` in the list of runs to follow cannot be
+    followed.
+    """
     said, *more = error.lines
     return Misfit(f"queue.after.{index}", said, more[0].removeprefix("hint: ") if more else "")
 
@@ -164,11 +166,12 @@ class Waiter:
         leaves: Callable[[], bool] = lambda: False,
         at_first: Callable[[], None] | None = None,
     ) -> Turn | AttemptEnd:
-        """Return once the run may start, a stop is requested, or `leaves` returns True after a check.
+        """Check every `every_s` seconds whether the run may start, and return Turn.COME once it may.
 
-        If the run cannot start, its end is written and returned. `place` takes the resources that the run needs and
-        returns "", or a text that says what is lacking; it is called again later if it raises Unreachable, and any
-        other LaunchError ends the run. `at_first` is called once if the run has to wait.
+        Return Turn.STOPPED once a stop is requested, or if `leaves` returns True after a check. If the run cannot
+        start, write and return its end. `place` takes the resources that the run needs and returns "", or a text that
+        says what is lacking; it is called again later if it raises Unreachable, and any other LaunchError ends the run.
+        `at_first` is called once if the run has to wait.
         """
         again_at = 0.0
         while not wakeup.stop_asked:

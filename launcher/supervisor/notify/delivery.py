@@ -104,7 +104,9 @@ def _block(text: str, **more: str) -> dict[str, Any]:
 
 
 class NotDelivered(Exception):
-    """Raised when a message was not delivered. If `again` is True, it may be tried again, after `after_s` seconds."""
+    """Raised when a message was not delivered. With `again`, it may be accepted if it is sent again after `after_s`
+    seconds.
+    """
 
     def __init__(self, text: str, *, again: bool, after_s: float = 0.0) -> None:
         super().__init__(text)
@@ -122,7 +124,8 @@ def deliver(
 ) -> None:
     """Deliver the message to the recipient; raise NotDelivered if that fails.
 
-    A server has `answer_s` for each answer, and a command `command_s` in all; a command runs in `folder`.
+    A server has `answer_s` for each answer, and a command `command_s` in all; a command runs in `folder`. `what` has
+    the mail server.
     """
     try:
         match recipient.kind:
@@ -187,8 +190,8 @@ def _of_answer(error: urllib.error.HTTPError) -> NotDelivered:
 
 
 def _said(error: Exception, limit_s: float) -> str:
-    """Return the operating system's text for the error, without the library's additions; for a time-out, a text with
-    `limit_s`.
+    """Return the error as text without secrets, in the operating system's words; for a time-out, say that no answer
+    came within `limit_s`.
     """
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, TimeoutError):

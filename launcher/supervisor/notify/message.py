@@ -1,4 +1,6 @@
-"""Build the notifications of a run from its records: their data and their text."""
+"""Build the notifications of a run from its records: their data and their text. Each has a key, unique in its run, so
+that it is sent once.
+"""
 
 import math
 from collections.abc import Mapping
@@ -90,8 +92,9 @@ def counted(restarts: Mapping[str, int]) -> str:
 
 
 def started(key: str, state: RunState, opened: Event) -> Message:
-    """Return the message that the run has started, at the time of its event `opened`. The state may be a later one, so
-    fields of its end are removed.
+    """Return the message that the run has started, at the time of its event `opened`.
+
+    The state may be a later one, so fields of the run's end are removed from it.
     """
     state = msgspec.structs.replace(
         _going_on(state), step=opened.step, checkpoint=opened.checkpoint, metrics={}, not_finite={}, restarts={}
@@ -127,8 +130,9 @@ def stalled(key: str, state: RunState, at: float, stalled_s: float) -> Message:
 
 
 def ended(key: str, state: RunState, end: AttemptEnd | None, at: float, role: str = "") -> Message:
-    """Return the message that the run, or its role `role`, has ended; if the state is older than the end record `end`,
-    the record counts.
+    """Return the message that the run, or its role `role`, has ended.
+
+    If the state is older than the end record `end`, the record counts; None means that there is no such record.
     """
     if end is not None and not state.state.ended:
         state = msgspec.structs.replace(

@@ -265,8 +265,9 @@ def send_all(run: RunDir, number: int, linger_s: float) -> None:
 
 
 def _has_turn(run: RunDir, stdin: "select.poll", stack: ExitStack) -> bool:
-    """Wait for the lock that the previous attempt's sender holds until it sees the newer attempt. Return False if stdin
-    ends first.
+    """Wait for the lock that the previous attempt's sender holds until it sees the newer attempt, and return True.
+
+    `stack` then holds the lock. Return False if stdin ends first, and the lock does not become free soon.
     """
     until: float | None = None
     while stack.enter_context(locked(run.notify_lock, optional=True)) is None:

@@ -107,8 +107,8 @@ class Slots:
     def contested(self) -> bool:
         """Return whether an earlier run waits for the slots of this one, which should then release them.
 
-        At first only a run counts that this process saw waiting in time; after a while, any that claims to have come
-        earlier counts, so that two runs do not wait for each other for ever.
+        At first only runs count that waited here when this process came, or soon after. After a while, any run counts
+        that claims to have come earlier, so that two runs do not wait for each other for ever.
         """
         seen = occupancy()
         if self._before(seen):
@@ -185,7 +185,7 @@ class Alone:
         self._mark: socket.socket | None = None
 
     def set(self) -> None:
-        """Announce it to other runs that wait on this machine."""
+        """Announce to other runs that wait on this machine that this run has lost its leader."""
         self._mark = self._mark or _bind(self._name)
 
     def clear(self) -> None:
