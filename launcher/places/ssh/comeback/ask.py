@@ -27,8 +27,10 @@ _SILENT_S = 30.0  # the coordinator writes the state much more often
 
 
 def ask_lost(run: RunDir) -> None:
-    """Start asking lost hosts of a run that continues without them, or waits for them, and its leader if that is
-    silent; at most once every few seconds.
+    """Start a process that asks the lost hosts of a run to take part again, at most once every few seconds.
+
+    It is started for a run that continues without these hosts or waits for them. If the run's state is old, the
+    leader's host is asked, too.
     """
     last = readable(run.state, RunState)
     if last is None or not (last.state in _GOES_ON or (last.state in _BETWEEN and last.restarts)):
