@@ -57,7 +57,10 @@ class AttemptOnHost:
     def agent(
         self, gpus: Sequence[str] | None, fds: Sequence[int], records_due: SharedEvent | None = None
     ) -> AgentProcess:
-        """Return this node's agent, which sees only the GPUs of this host; its coordinator sets `records_due`."""
+        """Return this node's agent, not yet started, which sees only the given GPUs of this host and inherits `fds`.
+
+        The coordinator, if it runs in this agent, sets `records_due`.
+        """
         return agent_process(self.plan, self.attempt, self.index, keep=fds, gpus=gpus, records_due=records_due)
 
     def role_agents(
@@ -68,8 +71,10 @@ class AttemptOnHost:
         plan: Plan,
         attempt: AttemptDir,
     ) -> list[AgentProcess]:
-        """Return the processes that this host runs for a role beside the main one; on the leader the first is the
-        role's coordinator.
+        """Return the processes, not yet started, that this host runs for a role's `attempt` beside the main one.
+
+        On the leader the first is the role's coordinator, which sets `records_due`. They see only the given GPUs and
+        inherit `fds`.
         """
         nodes = [node.index for node in plan.nodes if node.host == self.host]
         agents = [agent_process(plan, attempt, node, keep=fds, gpus=gpus) for node in nodes]
@@ -110,8 +115,10 @@ class AttemptOnHost:
             write_record(self.run.state, self._starting())
 
     def prepare(self, proposal: OpenAttempt, known: dict[str, NodePlan], token: str) -> None:
-        """Write this host's plan for the next attempt, on the hosts that its leader chose; raise Fenced if a newer
-        attempt exists.
+        """Write this host's plan for the next attempt, on the hosts that its leader chose.
+
+        On a shared disk the leader has written it. `known` has all nodes of the run's first plan by host, `token` is
+        the attempt's. Raise Fenced if a newer attempt exists.
         """
         number = proposal.attempt
         if self.plan.disks_apart:
@@ -171,6 +178,9 @@ def _plan_of(run: RunDir, number: int) -> Plan:
 
 
 def reseated(plan: Plan, known: dict[str, NodePlan], names: Sequence[str], away: Sequence[str]) -> Plan:
-    """Return the plan on the hosts `names`, the first as leader and those beyond what the run needs as spares."""
+    """Return the plan on the hosts `names`, the first as leader and those beyond what the run needs as spares.
+
+    Hosts in `away` are lost and may return; `known` has the address of each host by name.
+    """
     here, gone = ([(name, known[name].address) for name in some] for some in (names, away))
     return with_hosts(plan, here, gone)
