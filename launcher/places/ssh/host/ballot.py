@@ -120,7 +120,9 @@ class Ballot:
         return self.elected(replica.node) and replica.attempt < self.voted[0]
 
     def keeps_for(self, replica: Replica) -> bool:
-        """Return whether the record is from the leader that this host follows."""
+        """Return whether the record is from the leader that this host follows; return False if this host counts as
+        leaderless.
+        """
         newest = self.voter.newest
         follows = (replica.attempt, replica.node) == (newest.attempt, newest.leader)
         return follows and not self.leaderless
@@ -178,8 +180,8 @@ class Ballot:
     def without_dead_leaders(
         self, heard: Mapping[int, SupervisorStatus], attempt: int, patience_s: float
     ) -> dict[int, SupervisorStatus]:
-        """Return the answers without those of supervisors that claim to lead `attempt` while their coordinator is
-        silent.
+        """Return the answers without those of supervisors that claim to lead `attempt` while their coordinator has been
+        silent for longer than `patience_s`.
         """
         return {
             number: one
@@ -188,8 +190,8 @@ class Ballot:
         }
 
     def is_attempt_of(self, leader: int, said: OpenAttempt, attempt: int) -> bool:
-        """Return whether `said`, which this lost host received, is an attempt of the node `leader` with a place for
-        this host.
+        """Return whether `said`, which this lost host received, is attempt number `attempt` or a later one, of the node
+        `leader`, with a place for this host.
         """
         named = (*said.hosts, *said.away)
         return (
