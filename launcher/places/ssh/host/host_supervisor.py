@@ -127,8 +127,9 @@ def _wait_for_go(supervisor: SupervisorState, go: BinaryIO) -> bool:
 
 
 def _another_was_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> bool:
-    """Return whether another supervisor was told to begin; return False once all deny it, or none can be reached for a
-    while.
+    """Return whether another supervisor was told to begin; ask them every `turn_s` seconds.
+
+    Return False once all deny it, or none can be reached for a while.
     """
     deadline, empty = time.monotonic() + _OTHERS_S, 0
     while time.monotonic() < deadline and empty < _NOBODY_TIMES:
@@ -144,7 +145,9 @@ def _another_was_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> b
 
 
 def keep(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
-    """Wait for slots, then run one attempt after the other until the run has ended here; return the exit code."""
+    """Wait for slots on the GPUs `gpus`, then run one attempt after the other until the run has ended here; return the
+    exit code.
+    """
     supervisor.here.register()
     if waits_first(supervisor.plan) and not wait_for_turn(supervisor, wakeup):
         return _exit_code(supervisor, Exit.CANCELLED)
@@ -156,9 +159,10 @@ def keep(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> 
 
 
 def carry_on(supervisor: SupervisorState, wakeup: Wakeup, *, again: bool = False) -> int:
-    """Run one attempt after the other; return the exit code.
+    """Run one attempt after the other until the run has ended here; return the exit code.
 
-    `again` says that another supervisor on this host had begun the first one and is gone.
+    `again` says that another supervisor on this host had claimed the first one and is gone, so that this one may claim
+    it.
     """
     while True:
         supervisor.here.open(again=again)
@@ -302,7 +306,10 @@ class QueueWatch:
             self._move(number)
 
     def _follow(self, leader: SupervisorStatus, preparation: int) -> None:
-        """Take over what the leader reports: whether the run is held back, and whether it has begun."""
+        """Take over what the leader reports: whether the run is held back, and whether it has begun.
+
+        `preparation` is the number of the leader's request to keep slots that was known when it was asked.
+        """
         supervisor = self._supervisor
         supervisor.check_part_in(leader.attempt)
         if leader.attempt != supervisor.attempt.number:
