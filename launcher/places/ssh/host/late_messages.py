@@ -41,7 +41,7 @@ class Patience:
     """The intervals and time limits, in seconds, for informing other supervisors."""
 
     again_s: float = 0.5  # pause between two tries to inform the remaining hosts
-    ask_s: float = 2.0
+    ask_s: float = 2.0  # for an answer
     nobody_s: float = 8.0  # beyond the lease: a host that refuses connections this long has no supervisor
     quiet_s: float = QUIET_S
 
@@ -112,8 +112,10 @@ def _until_informed(
 
 
 def _among(peers: Sequence[Peer], key: bytes) -> SupervisorRpc:
-    """Return a connection to the other supervisors that takes the place of this host's supervisor, whose address is
-    free now.
+    """Return the object that asks the other supervisors, listening in the place of this host's own supervisor, whose
+    address is free now.
+
+    `key` is the run's secret, by which they trust each other.
     """
     problem: OSError | None = None
     for number, peer in enumerate(peers):
