@@ -284,7 +284,8 @@ def too_few(supervisor: SupervisorState, there: Collection[int], since: float, *
     """Return the end of an attempt that too few hosts can continue, which names the missing hosts and what the user can
     do.
 
-    `leads` says that this host leads the run now.
+    `there` are the hosts that answer, `since` is the time from which the others did not. `leads` says that this host
+    leads the run now.
     """
     missed = [supervisor.rpc.peer(number).host for number in sorted(set(supervisor.rpc.others) - set(there))]
     last = readable(supervisor.run.state, RunState)
@@ -302,7 +303,10 @@ def too_few(supervisor: SupervisorState, there: Collection[int], since: float, *
 
 
 def propose(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], cause: Cause | None) -> int | None:
-    """Open the next attempt of a run that this host leads; return its number, or None if too few hosts agree."""
+    """Open the next attempt of a run that this host leads, on the hosts in `there`; return its number, or None.
+
+    It is None if too few hosts agree, or if the run ends. `cause` is why the present attempt ended.
+    """
     elected = elect(supervisor, there, leads=True)
     if elected is None or keep_ending(supervisor):
         return None
