@@ -113,7 +113,9 @@ def take_code(workdir: Path, code: CodeTree, body: Body) -> None:
 
 
 def _make(run: RunDir, opening: Open, records: dict[str, bytes], store: Path) -> None:
-    """Create the run's folder on this host, complete or not at all."""
+    """Create the run's folder on this host, complete or not at all, with the code in `store` and the contents `records`
+    by file name.
+    """
     drafts.remove_orphans(run.path.parent)
     draft = RunDir(drafts.new_draft(run.path.parent))
     make_dir(draft.path)
@@ -136,8 +138,9 @@ def _make(run: RunDir, opening: Open, records: dict[str, bytes], store: Path) ->
 
 
 def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> None:
-    """Add to the records what happened to the run elsewhere: other hosts' attempts, nodes included again, and the
-    resume.
+    """Write the sent `records`, contents by file name, of what happened to the run elsewhere.
+
+    These are the events of other hosts' attempts and of the resume, the nodes that are avoided, and who is notified.
     """
     if run.avoided.name in records:
         write_bytes(run.avoided, records[run.avoided.name])
