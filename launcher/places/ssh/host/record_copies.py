@@ -135,8 +135,9 @@ def _of_run(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
 
 
 def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: bool = False) -> None:
-    """Write a record that the leader has sent; with `cuts`, cut off what this host's history has beyond the
-    leader's.
+    """Write a record that the leader has sent; raise LaunchError if it is none of the run's or of its `roles`.
+
+    With `cuts`, a piece that is the last of a history also cuts off what this host's history has beyond it.
     """
     copied = _named(run, replica, roles)
     if copied is None:
@@ -156,7 +157,9 @@ def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: boo
 
 
 def is_there(run: RunDir, replica: Replica, roles: Collection[str] = ()) -> bool:
-    """Return whether the file on this host has the replica's contents."""
+    """Return whether the file on this host has the replica's contents; `roles` names the run's other roles, which have
+    records, too.
+    """
     copied = _named(run, replica, roles)
     if copied is None:
         return False
