@@ -23,7 +23,9 @@ from launcher.supervisor.waiting import OtherRun
 
 
 def tidy(workdir: Path, wanted: Tidy) -> Tidied:
-    """Return what the runs take of this host's disk; with `remove`, delete it except what a live run needs."""
+    """Return how many bytes the runs take of this host's disk; with `remove`, delete all but what a live run needs
+    after counting.
+    """
     there = {run_id: run for run_id in wanted.runs if (run := RunDir(workdir / "runs" / run_id)).path.is_dir()}
     tags = tagged_any([str(run.path) for run in there.values()], os.getuid())
     live = tuple(run_id for run_id, run in there.items() if tags[str(run.path)] or presence.is_held(run))
