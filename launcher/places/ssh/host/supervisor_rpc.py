@@ -87,8 +87,10 @@ class SupervisorRpc:
     def ask(
         self, question: SupervisorQuestion, whom: Collection[int] | None = None, limit_s: float | None = None
     ) -> dict[int, SupervisorReply]:
-        """Ask the hosts `whom`, or all others, at the same time; return the answers that came in time, by host
-        number.
+        """Ask the hosts `whom`, or with None all others, at the same time; return the answers that came in time, by
+        host number.
+
+        The time is `limit_s`, or with None the `ask_s` of this object.
         """
         chosen = [number for number in (self._peers if whom is None else whom) if number in self._peers]
         asking = self._ask_all(question, chosen, self._ask_s if limit_s is None else limit_s)
@@ -140,7 +142,9 @@ class SupervisorRpc:
                 await wire.deliver(await answering)
 
     def _answered(self, question: SupervisorQuestion, asker: str) -> SupervisorReply:
-        """Return the answer to a question, or the reason why it is refused."""
+        """Return the answer to a question, or Declined with the reason if it is refused; `asker` is the address it came
+        from.
+        """
         try:
             return self._answer(question, asker)
         except LaunchError as error:
