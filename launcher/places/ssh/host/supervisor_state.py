@@ -228,7 +228,10 @@ class SupervisorState:
         return self.opening(self.attempt.number, names[:here], None, names[here:])
 
     def opening(self, number: int, hosts: Sequence[str], cause: Cause | None, away: Sequence[str]) -> OpenAttempt:
-        """Return the message that announces an attempt that this host leads."""
+        """Return the message that announces attempt `number`, which this host leads, on `hosts`.
+
+        `cause` is why the attempt before ended, and hosts in `away` are lost and may return.
+        """
         records = self.ballot.records()
         said = RecordsSaid(records.attempt, records.length, records.digest)
         return OpenAttempt(number, self.node, tuple(hosts), cause, tuple(away), self.ballot.before(), said)
