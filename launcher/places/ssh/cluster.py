@@ -145,13 +145,19 @@ class SshCluster(Place):
         fetch.bring_logs(run.whole)
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
-        """Copy logs, metrics and a checkpoint to this machine; return a line of text for each."""
+        """Copy logs, metrics and a checkpoint to this machine; return a line of text for each.
+
+        `checkpoint` is `newest`, `none` or a step.
+        """
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
         return fetch.fetch(run, checkpoint)
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Copy the ranks' outputs below `draft`; return a folder for each host."""
+        """Copy the files that ranks wrote beside their code to folders below `draft`; return a folder for each host.
+
+        `frozen` names the files of the code itself, which are not copied.
+        """
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
         return fetch.bring_outputs(run, draft, frozen)
@@ -163,7 +169,9 @@ class SshCluster(Place):
         fetch.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return what each host keeps of the runs; with `remove`, delete it except what a live run needs."""
+        """Return how many bytes each host keeps of the runs; with `remove`, delete all but what a live run needs after
+        counting.
+        """
         from launcher.places.ssh.results import tidying  # late: `launch status` needs none of it
 
         return tidying.tidy(runs, remove=remove)
@@ -181,7 +189,7 @@ def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False
     """Return what every host that can take part has at least: the fewest GPUs and cores among them.
 
     Hosts with `gpus` GPUs can take part; if none has so many, the host with most. With None all hosts with a GPU can,
-    or all hosts if none has one. `shared` says that the hosts share a disk.
+    or all hosts if none has one. `shared` says that the hosts share a disk, which the answer repeats.
     """
     able = [one for one in found if len(one.gpus) >= (1 if gpus is None else gpus)]
     if not able and gpus is not None:  # the host that comes nearest decides how many there are

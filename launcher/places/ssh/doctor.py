@@ -95,8 +95,9 @@ def _timed(target: Target, key: str) -> TimedLogin:
 
 
 def _look(host: SshHost, login: TimedLogin, helpers: dict[str, Helper]) -> SeenHost:
-    """Return what the host reports of itself and what only a trial shows; raise LaunchError if it cannot be
-    examined.
+    """Return what the host reports of itself and what only a trial shows; raise LaunchError if it cannot be examined.
+
+    The process that makes the trial stays in `helpers`, under the host's name.
     """
     found = survey(login.line, host)
     facts = found.facts

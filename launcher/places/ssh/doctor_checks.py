@@ -19,10 +19,10 @@ _HEAD = ("HOST", "LOGIN", "KEY", "PYTHON", "TORCH", "LAUNCHER", "GPUS", "CPUS", 
 class SeenHost:
     """A host that was examined, with the facts found on it."""
 
-    found: Surveyed
-    looked: MachineFacts
-    login_s: float
-    key: str
+    found: Surveyed  # what the probe printed there
+    looked: MachineFacts  # what a helper process found out there
+    login_s: float  # seconds that an SSH login took
+    key: str  # the SSH key that the host accepted
 
     @property
     def name(self) -> str:
@@ -31,7 +31,9 @@ class SeenHost:
 
 
 def trouble_finding(name: str, error: LaunchError, *, alone: bool) -> Finding:
-    """Return the finding about a host that could not be examined; `alone` says that no host could be."""
+    """Return the finding about a host that could not be examined; `alone` says that no host could be, which is more
+    serious.
+    """
     first, *more = error.lines
     hints = [line.removeprefix("hint: ") for line in more if line.startswith("hint: ")]
     notes = [line.strip() for line in more if not line.startswith("hint: ")]
@@ -41,7 +43,9 @@ def trouble_finding(name: str, error: LaunchError, *, alone: bool) -> Finding:
 
 
 def table_finding(hosts: Sequence[SeenHost], all_of_them: int) -> Finding:
-    """Return the table of the hosts that could be examined."""
+    """Return the finding with a table of the hosts that could be examined; `all_of_them` is the number of hosts in the
+    pool.
+    """
     text = f"{len(hosts)} of {all_of_them} can be looked at"
     return Finding(Level.OK, "hosts", text, rows=(_HEAD, *map(_row, hosts)))
 

@@ -54,14 +54,14 @@ class Facts(msgspec.Struct, frozen=True):
     user: _Word
     address: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:%_-]{0,255}\Z")]
     workdir: _Absolute
-    libraries: tuple[str, ...]
+    libraries: tuple[str, ...]  # digests of the launchers that are installed in `workdir`
     cpus: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     gpus: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=4096)]
     sockets: tuple[str, ...]  # names of sockets that show which runs of any user hold or await slots
-    disk_free: _Count
+    disk_free: _Count  # bytes
     inodes_free: _Count | None
-    writable: bool
-    memory: _Count
+    writable: bool  # whether `workdir` can be written or created
+    memory: _Count  # bytes
     clock: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
     exposed: _Word = ""  # a folder in which other users could replace the launcher's files there
 
@@ -72,8 +72,8 @@ class Surveyed:
 
     host: SshHost
     facts: Facts
-    clock_off_s: float
-    took_s: float
+    clock_off_s: float  # by how much its clock is ahead of this machine's
+    took_s: float  # seconds until the answer came
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -146,7 +146,11 @@ def facts_of(text: str, who: str) -> Facts:
 
 
 def _no_python(host: SshHost, code: int | None, said: str) -> LaunchError:
-    """Return the error that the host has no suitable Python."""
+    """Return the error that the host has no suitable Python, or cannot be examined, from the probe's exit code and
+    output.
+
+    `code` is None if the connection failed.
+    """
     hint = f"hint: install Python 3.11 or newer there, or have `python:` of {host.name} name one"
     named = host.python or "python3"
     if code == 99:

@@ -96,7 +96,11 @@ class HostClient:
         self._lock = threading.Lock()
 
     def ask(self, request: Request, kind: type[T], contents: Iterable[bytes] = (), limit_s: float | None = None) -> T:
-        """Return the answer; raise the error that the host reports, or Unreachable."""
+        """Return the answer, of type `kind`, to the request, which is followed by `contents`.
+
+        Raise the error that the host reports, or Unreachable if no answer comes within `limit_s` (None:
+        `limits.answer_s`).
+        """
         within_s = limit_s or self.limits.answer_s
         if contents:
             with self._asking() as server:
@@ -106,14 +110,19 @@ class HostClient:
     def ask_with_bytes(
         self, request: Request, kind: type[T], most: int, limit_s: float | None = None
     ) -> tuple[T, bytes]:
-        """Return (the answer, at most `most` bytes that follow it)."""
+        """Return (the answer of type `kind`, at most `most` bytes that follow it); limits and
+        errors are as for `ask`.
+        """
         within_s = limit_s or self.limits.answer_s
         return self._with_right_version(lambda server: server.ask_with_bytes(request, kind, most, timeout_s=within_s))
 
     def ask_with_files(
         self, request: Request, kind: type[T], parts: Callable[[T], Iterable[Part]], most: int, limit_s: float
     ) -> tuple[T, list[Tail]]:
-        """Return (the answer, the ends of files that follow it, of the sizes that it states)."""
+        """Return (the answer of type `kind`, the files or ends of files that follow it).
+
+        `parts` takes the names and sizes of these files from the answer; together they have at most `most` bytes.
+        """
         answer, content = self.ask_with_bytes(request, kind, most, limit_s)
         try:
             return answer, list(parted(parts(answer), content))
@@ -136,7 +145,7 @@ class HostClient:
                 raise
 
     def confused(self, what: str) -> LaunchError:
-        """Return the error that the host does not answer as expected."""
+        """Return the error that the host does not answer as expected; `what` describes the problem."""
         return LaunchError(f"{self.place.host.name}: does not speak as expected: {what}")
 
     def over(self, line: Line) -> bool:

@@ -50,12 +50,12 @@ class OfCheckpoints(OfRun, frozen=True):
 class Open(OfRun, frozen=True, tag="open"):
     """Prepare an attempt on the host; its records follow. Nothing starts before GoAhead. → Opened"""
 
-    node: int
+    node: int  # the host's number in the plan
     plan: msgspec.Raw
     code: str  # the digest of the user's code
     intent: Intent
     gpus: tuple[str, ...]  # the host's GPUs that may be used
-    records: tuple[Part, ...]
+    records: tuple[Part, ...]  # names and sizes of the records that follow
 
     @property
     def follows(self) -> int:
@@ -123,13 +123,13 @@ class RunReport(msgspec.Struct, frozen=True):
     cause: Cause | None = None
     attempt: Attempt = 0  # the number of its newest attempt
     began: bool = False  # the attempt's supervisor was told to begin
-    begun: OpenedByHosts | None = None
+    begun: OpenedByHosts | None = None  # its newest attempt if hosts opened that by themselves
     last: RunState | None = None  # the content of its state.json
-    avoided: tuple[Exclusion, ...] | None = None
-    stop: StopRequest | None = None
+    avoided: tuple[Exclusion, ...] | None = None  # the hosts that its next attempts do not use; None: no record of it
+    stop: StopRequest | None = None  # the user's request to stop the attempt, if there is one
     end: AttemptEnd | None = None
     roles: tuple[RoleReport, ...] = ()  # reports on the roles beside the main one
-    files: tuple[Part, ...] = ()
+    files: tuple[Part, ...] = ()  # names and sizes of the files that follow
     more: bool = False  # there are more events than fit into this answer
     stale: bool = False  # its coordinator has been silent for a while; `message` says since when
 
@@ -175,9 +175,11 @@ class SendFile(OfCheckpoints, frozen=True, tag="give"):
 
 
 class TakeFile(OfCheckpoints, frozen=True, tag="put"):
-    """Store a file of a checkpoint: its manifest follows, then its bytes. → None"""
+    """Store a file of a checkpoint, or its manifest alone if `name` is "": the manifest follows, then the file's bytes.
+    → None
+    """
 
-    manifest_size: Size
+    manifest_size: Size  # in bytes
     name: str
     size: Size
     kind: Kind = "step"
@@ -207,21 +209,21 @@ class ComeBack(OfRun, frozen=True, tag="come_back"):
 
 
 class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
-    """Ask how much disk the runs, and code that no other run needs, take on the host; with `remove`, delete it. →
-    Tidied
+    """Ask how many bytes the runs, and code that no other run needs, take on the host, and with `remove` delete these.
+    → Tidied
     """
 
     workdir: str
     runs: tuple[RunId, ...]
-    remove: bool  # delete everything but live runs
+    remove: bool  # delete all of that but live runs; the answer has the sizes from before
 
 
 class Tidied(msgspec.Struct, frozen=True):
-    """The bytes of the runs, and of unneeded code, that are on the host's disk or were deleted from it."""
+    """The bytes that the runs, and unneeded code, take on the host's disk, or took before their deletion."""
 
     runs: Mapping[RunId, Size]  # bytes that each run takes; runs without any are left out
-    code: Size
-    live: tuple[RunId, ...] = ()
+    code: Size  # bytes of code that no other run needs
+    live: tuple[RunId, ...] = ()  # runs that have processes on the host, so that nothing of theirs is deleted
 
 
 class IncludeHosts(OfRun, frozen=True, tag="pardon"):

@@ -22,7 +22,10 @@ _PLENTY = 1 << 60  # of what has no end: some file systems in a cloud have 2**63
 
 
 def main(arguments: str) -> None:
-    """Print the facts about this host as JSON; exit with TOO_OLD if its Python is too old."""
+    """Print the facts about this host as JSON; exit with TOO_OLD if its Python is too old.
+
+    `arguments` is a JSON object with the folder for runs, `workdir`.
+    """
     if sys.version_info < (3, 11):  # noqa: UP036 - it is asked of whatever Python a host has
         sys.exit(TOO_OLD)
     asked = json.loads(arguments)

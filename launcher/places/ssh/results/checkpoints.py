@@ -35,13 +35,17 @@ class HostDisk:
         return self._client.ask(ListCheckpoints(*self._where), tuple[Held, ...])
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
-        """Pass the bytes of a checkpoint's file to `take` and return its result."""
+        """Pass the bytes of file `name` of the checkpoint `wanted` to `take`, and return the result; "" names the
+        manifest.
+        """
         request = SendFile(*self._where, wanted.step, name, wanted.digest, kind=wanted.kind)
         with self._client.stream(request, _LONGEST if name else _LONGEST_MANIFEST) as pieces:
             return take(pieces)
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Send a checkpoint's file to the host."""
+        """Send file `name` of the checkpoint `wanted` to the host: its manifest, and `pieces` with
+        `size` bytes in all.
+        """
         request = TakeFile(*self._where, len(manifest), name, size, kind=wanted.kind)
         self._client.ask(request, type(None), itertools.chain([manifest], pieces))
 
@@ -50,7 +54,10 @@ Disks = dict[str, tuple[HostDisk, tuple[Held, ...]]]  # by host: its disk, and w
 
 
 def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
-    """Return the checkpoints on all hosts that can be asked, and print the names of the others."""
+    """Return the checkpoints on all hosts that can be asked, and print the names of the others.
+
+    `mine` has hosts that the caller has asked already; None means none.
+    """
     folder, whole, mine = checkpoint_folder(run), run.whole, mine or {}
     there = str(run.path.relative_to(whole.path) / folder)
 

@@ -50,6 +50,8 @@ def bring_newest(run: RunDir) -> None:
 def bring_outputs(run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
     """Copy the files that ranks wrote beside their code on each host to folders below `draft`; return the folder of
     each host.
+
+    `frozen` names the files of the code itself, which are not copied.
     """
     known = {f"{run.code.name}/{name}": logs.ALL for name in frozen}
     places = places_ever(run)
@@ -71,7 +73,9 @@ def _bring(run: RunDir, places: Iterable[Place]) -> dict[str, LaunchError]:
 
 
 def _follow(client: HostClient, run: RunDir, folders: tuple[str, ...], known: Mapping[str, int], root: Path) -> None:
-    """Copy what is new in the run's `folders` on a host to below `root`."""
+    """Copy what is new in the run's `folders` on a host to below `root`; `known` has the bytes of each file that are
+    not needed.
+    """
 
     def ask(mine: dict[str, int]) -> tuple[list[tails.Tail], bool]:
         """Return (the next new parts of files, whether there are more)."""

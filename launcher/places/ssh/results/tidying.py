@@ -33,7 +33,8 @@ class _Disks(msgspec.Struct, frozen=True):
 
 
 def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-    """Return what each host keeps of the runs; with `remove`, delete it except what live runs need.
+    """Return how many bytes each host keeps of the runs; with `remove`, delete all but what live runs need after
+    counting.
 
     On a disk that all hosts share, one host's answer is enough.
     """
@@ -53,7 +54,9 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
 
 
 def _told(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
-    """Ask the hosts about their runs, and yield each host's answer; with `remove`, they delete what is not live."""
+    """Ask the hosts about their runs, and yield each host's answer; with `remove`, they delete what is not live after
+    counting.
+    """
     for hosts in _rounds(runs):
         results = ask_all([place for place, _ in hosts.values()], partial(_ask, hosts, remove), anew=remove)
         for name, one in results.items():
@@ -69,7 +72,7 @@ def _most_first(answer: Answer) -> int:
 
 
 def _ask(hosts: Hosts, remove: bool, client: HostClient) -> Tidied:
-    """Ask one host about its runs, and return what it keeps of them; with `remove`, it deletes what is not live."""
+    """Ask one host how many bytes it keeps of its runs; with `remove`, it deletes what is not live after counting."""
     _, runs = hosts[client.place.host.name]
     return client.ask(Tidy(client.place.workdir, tuple(runs), remove), Tidied, limit_s=_LONG_S)
 

@@ -116,9 +116,10 @@ def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection
 def _not_ended(
     run: RunDir, troubles: Mapping[str, LaunchError], let_in: Collection[str], ended: Sequence[str]
 ) -> Unreachable:
-    """Return the error for hosts on which ranks may be left.
+    """Return the error, with `troubles` by host, for hosts on which ranks may be left.
 
-    A host that accepts our connection, in `let_in`, may still run them.
+    A host that accepts our connection, in `let_in`, may still run them. The texts in `ended`, of what was ended, are
+    shown first.
     """
     for line in ended:
         news.say(f"ended {line}")
@@ -134,8 +135,10 @@ def _not_ended(
 
 
 def _end_without(run: RunDir, missing: Collection[str], word: ClusterAnswer) -> bool:
-    """Write that the run was cancelled, if no host that answered has ranks left or knows another end; return whether it
-    was written.
+    """Write that the run was cancelled without the hosts `missing`, and return True; return False if its end is known
+    already.
+
+    `word` is what the other hosts answer about the run; raise Unreachable if they did not.
     """
     last = newest(run)
     end = read_record(last.end, AttemptEnd) if last is not None else None

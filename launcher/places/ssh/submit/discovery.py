@@ -205,8 +205,10 @@ def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Plac
 
 
 def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
-    """Return hosts on which the run's own machine may have resumed it; ask again only once in a while in one
-    process.
+    """Return, by name, the pool's hosts that the run is not known to be on, on which the run's own machine may have
+    resumed it.
+
+    Hosts that this process has asked lately are not asked again; the earlier answer is returned.
     """
     known = run_hosts.everywhere(run)
     left = tuple(host.name for host in ssh.hosts if host.name not in known)
@@ -218,6 +220,6 @@ def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
 
 
 def follow(attempt: AttemptDir, hosts: Sequence[str], places: Mapping[str, Place]) -> None:
-    """Record the hosts of an attempt that continues elsewhere, as far as this machine's pool has them."""
+    """Record, for an attempt that was opened on `hosts`, how to reach those that are in `places`."""
     make_dir(attempt.path)
     write_record(attempt.hosts, [places[name] for name in dict.fromkeys(hosts) if name in places])

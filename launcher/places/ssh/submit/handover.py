@@ -93,7 +93,10 @@ class PoolHandover:
     def _hand_over(
         self, there: AttemptDir, plan: Plan, intent: Intent, ready: Mapping[str, Surveyed]
     ) -> dict[str, LaunchError]:
-        """Return the errors of hosts that failed before anything started; empty once they have the attempt."""
+        """Hand the attempt, whose folder is `there`, to the hosts of the plan, and return {} once they have it.
+
+        If hosts fail before anything has started, return their errors. `ready` are the hosts that have the launcher.
+        """
         places = {node.host: self._place(ready[node.host], node.address) for node in plan.nodes}
         write_record(there.plan, plan)
         write_record(there.hosts, list(places.values()))
@@ -118,8 +121,9 @@ class PoolHandover:
         ready: Mapping[str, Surveyed],
         clients: Mapping[str, HostClient],
     ) -> dict[str, LaunchError]:
-        """Send Open to all, then all addresses to all, then GoAhead to the first and the rest; return errors from
-        before GoAhead.
+        """Send Open to all hosts, then all addresses to all, then GoAhead to the first host and the rest.
+
+        Return the errors of hosts that failed before the first GoAhead, by host.
         """
 
         def opened(name: str, one: HostClient) -> int:

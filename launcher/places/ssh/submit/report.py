@@ -78,7 +78,8 @@ def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | 
     """Return the report that knows most among those of the newest attempt, or None without any.
 
     An end counts most, then a live run, then the more certain state; of equal reports the first is returned. `apart`
-    says that hosts share no disk.
+    says that hosts share no disk: then a host that reports the run as lost is less certain than one that reports it as
+    unknown, else the other way round.
     """
     # On a shared disk only the leader's host can tell whether its supervisor lives; else each host knows its own.
     order = (State.LOST, State.UNKNOWN) if apart else (State.UNKNOWN, State.LOST)
