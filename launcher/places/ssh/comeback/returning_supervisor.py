@@ -57,7 +57,7 @@ class ReturningSupervisor(Strategy):
 def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
     """Take part once another host leads and this host has the resources it needs; until then hold no slots.
 
-    Return the exit code.
+    `gpus` are the host's GPUs that may be used. Return the exit code.
     """
     rules, slots, led_at = supervisor.plan.spec.recovery, slots_for(supervisor.plan, gpus), time.monotonic()
     votes_from = may_vote_from(led_at, rules.lease_s)
