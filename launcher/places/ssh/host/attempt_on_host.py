@@ -115,10 +115,11 @@ class AttemptOnHost:
             write_record(self.run.state, self._starting())
 
     def prepare(self, proposal: OpenAttempt, known: dict[str, NodePlan], token: str) -> None:
-        """Write this host's plan for the next attempt, on the hosts that its leader chose.
+        """Write this host's plan for the next attempt, on the hosts that its leader chose, and the attempt's intent
+        with `token`.
 
-        On a shared disk the leader has written it. `known` has all nodes of the run's first plan by host, `token` is
-        the attempt's. Raise Fenced if a newer attempt exists.
+        On a shared disk do nothing, as the leader has written both. `known` has all nodes of the run's first plan by
+        host.
         """
         number = proposal.attempt
         if self.plan.disks_apart:
