@@ -51,7 +51,7 @@ class Ballot:
         self.voter = voter
 
     def move(self) -> None:
-        """Change to the attempt that was accepted or opened."""
+        """Note that the attempt that was accepted or opened is now the present one, and that its leader is not lost."""
         self.leaderless, self.accepted = False, None
 
     # -- how new the records are
