@@ -185,7 +185,7 @@ def _exit_code(supervisor: SupervisorState, unsaid: Exit) -> int:
 
 
 def slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
-    """Return the slots that the plan needs on this host."""
+    """Return the slots that the plan needs on this host, of which no GPU outside `gpus` is used; none is taken yet."""
     share = most_of_a_host(plan)
     demand = Demand(share.gpus, share.cpus)
     stamp, cpus, priority = int(plan.submitted_at * 1000), len(os.sched_getaffinity(0)), plan.spec.queue.priority
@@ -348,8 +348,10 @@ def _all_begin(supervisor: SupervisorState) -> bool:
 
 
 def _open_anew(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
-    """Open a new attempt, because the other hosts have given the present one up and none of them has opened the
+    """Open a new attempt with the hosts in `there`, which have given the present one up; none of them has opened the
     next.
+
+    Do nothing if too few of them agree.
     """
     number = propose(supervisor, there, None)
     if number is not None:
