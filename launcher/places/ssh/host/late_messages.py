@@ -74,7 +74,10 @@ class LateMessages(Strategy):
 
 
 def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | None = None) -> None:
-    """Send the message `word` to all hosts; return once each was informed or must have given the run up by itself."""
+    """Send the message `word` to all hosts; return once each was informed or must have given the run up by itself.
+
+    `patience` has the time limits; None means the usual ones.
+    """
     patience = patience or Patience()
     begun, last = presence.begun(run), newest(run)
     if begun is None or last is None:
