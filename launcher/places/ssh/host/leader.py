@@ -89,8 +89,9 @@ class HostWatch:
 
 
 def is_outvoted(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> bool:
-    """Return whether no ranks have started in this attempt and one of these hosts has voted for a newer one: it takes
-    no records of this attempt, so that its agent would never find the coordinator.
+    """Return whether no ranks have started in this attempt and one of the hosts in `there` has voted for a newer one.
+
+    That host takes no records of this attempt, so that its agent would never find the coordinator.
     """
     last, number = readable(supervisor.run.state, RunState), supervisor.attempt.number
     started = last is not None and last.attempt == number and last.generation > 0
@@ -110,8 +111,9 @@ class LeaderStop(StopSignal):
 
 
 def send_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
-    """Send the attempt to voters that came back, which accept it once they have the history, and then that it is
-    settled.
+    """Send the present attempt to the voters in `there` that came back; each accepts it once it has the history.
+
+    Tell those that have accepted it that the attempt is settled.
     """
     number, voters = supervisor.attempt.number, supervisor.ballot.voter.newest.voters
     here = {one: status for one, status in there.items() if status.attempt == number}
@@ -123,7 +125,7 @@ def send_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorStat
 
 
 def avoid_silent(supervisor: SupervisorState, gone: Collection[int]) -> None:
-    """Avoid hosts that fell silent for a while, in this run's next attempts."""
+    """Have this run's next attempts avoid the hosts in `gone`, which are silent, for `recovery.avoid` of the spec."""
     recovery, number, now = supervisor.plan.spec.recovery, supervisor.attempt.number, time.time()
     text = f"no answer for {recovery.lease_s:g} s"
     here = {node.host for node in supervisor.plan.nodes if node.index not in supervisor.plan.away}
@@ -362,7 +364,7 @@ def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *,
 def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None, *, leads: bool) -> int | None:
     """Have the hosts accept the attempt for which this host was elected; return its number, or None if too few accept.
 
-    `leads` says that this host leads the run now.
+    `cause` is why the present attempt ended, `leads` says that this host leads the run now.
     """
     bad = {exclusion.host for exclusion in avoided(supervisor.run)}
     names = [supervisor.rpc.peer(number).host for number in elected.others]
