@@ -58,8 +58,10 @@ class AttemptReceiver:
         self._supervisor: StandbySupervisor | None = None
 
     def open(self, run: RunDir, opening: Open, body: Body) -> Opened:
-        """Write the attempt's records and start its supervisor; return the port on which it listens, or that the code
-        is needed first or another host has the same disk.
+        """Write the attempt's records, which `body` yields, and start its supervisor; return the port on which it
+        listens.
+
+        Return Opened without a port if the code is needed first, or if another host has the same disk against the plan.
         """
         records = {one.name: body.exactly(one.size) for one in opening.records}
         workdir = run.path.parent.parent
@@ -108,7 +110,7 @@ def come_back(run: RunDir) -> str:
 
 
 def take_code(workdir: Path, code: CodeTree, body: Body) -> None:
-    """Store the user's code under its digest, after verifying it."""
+    """Store the user's code, which `body` yields, under its digest in `workdir`, after verifying it."""
     kept_trees.keep(workdir / "code", code.digest, code.files, body.some, links_out=True)
 
 
@@ -153,8 +155,9 @@ def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> No
 
 
 def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
-    """Return the history that was sent if it continues this host's; else this host's history with the sent events of
-    the attempt that begins.
+    """Return the history `told` by the submitter if it continues this host's, `before`.
+
+    Else return this host's history with the sent events of attempt number `attempt`, which begins.
     """
     if told.startswith(before):
         return told
