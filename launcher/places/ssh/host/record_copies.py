@@ -173,10 +173,10 @@ def is_there(run: RunDir, replica: Replica, roles: Collection[str] = ()) -> bool
 
 
 def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
-    """Write a piece of a history at byte `at`, unless it is there already; what differs after it belongs to another
-    history and is cut off.
+    """Write a piece of a history at byte `at` of the file; what differs from it there belongs to another history and is
+    cut off.
 
-    With `cuts`, everything after the piece is.
+    If the piece is there already, nothing is written, but with `cuts` everything after the piece is cut off.
     """
     fd = os.open(path, _READ_AND_WRITE, 0o600)
     try:
@@ -198,8 +198,9 @@ def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
 def copy_records(
     run: RunDir, attempt: AttemptDir, rpc: SupervisorRpc, roles: Collection[str], whom: Collection[int]
 ) -> None:
-    """Send the hosts all records of the attempt and the whole history; a host that refuses a piece is asked once
-    more.
+    """Send the hosts `whom` all records of the attempt and of its `roles`, and the whole history.
+
+    A host that refuses a piece is asked once more.
     """
     copies = RecordReplicator(run, attempt, rpc, roles, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
     copies.close()
@@ -265,7 +266,7 @@ class RecordReplicator:
             self._records_due.wait(_EVERY_S)
 
     def await_half(self, history: str, size: int, within_s: float) -> bool:
-        """Wait until half of the voters have so many bytes of a history, at most so long; return whether they do."""
+        """Wait up to `within_s` until half of the voters have `size` bytes of a history; return whether they do."""
         until = time.monotonic() + within_s
         if not self._over:
             self._records_due.set()
