@@ -258,8 +258,10 @@ class AgentPlace:
 
     @classmethod
     def booting(cls, run_dir: Path, environ: Mapping[str, str], before: "AgentPlace | None") -> "AgentPlace":
-        """Start and return an agent process for node 0 that imports now and waits; if `before` is a prepared child, it
-        becomes that process.
+        """Start an agent process for node 0 of the run in `run_dir` that imports now and then waits, and return its
+        place.
+
+        If `before` is a prepared child, that child becomes the process.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -499,8 +501,8 @@ class AgentProcesses:
         return dead
 
     def _lost(self, pid: int, status: int) -> None:
-        """End what the dead agent left behind, and plan its restart after a delay, like that of a node that
-        rebooted.
+        """End what the dead agent `pid` left behind; plan the agent's restart after a delay, unless its wait status
+        forbids that.
         """
         agent = next((agent for agent in self._agents if agent.pid == pid), None)
         if agent is None:
