@@ -68,8 +68,9 @@ def record_damage(run: RunDir, error: Damaged) -> None:
 def settle(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan | None, failure: Failure | None = None
 ) -> None:
-    """Write the event and the state that follow from the end record, unless the record's writer did so before it
-    died.
+    """Write the event and the state that follow from the end record, unless the record's writer did so before it died.
+
+    `plan` and `failure` are as for `write_end`.
     """
     kind = "requeue" if end.state is State.QUEUED else "ended"
     if not any(event.attempt == attempt.number and event.kind == kind for event in read_lines(run.events, Event)):
@@ -93,7 +94,7 @@ def _check_newest(run: RunDir, attempt: AttemptDir) -> None:
 def write_cancelled(run: RunDir, attempt: AttemptDir, plan: Plan | None, *, alone: bool = False) -> None:
     """Write that the attempt was cancelled, unless it has an end; raise LaunchError if that cannot be written.
 
-    `alone` records that a host wrote it without its leader.
+    `plan` is None if it cannot be read any more. `alone` records that a host wrote the end without its leader.
     """
     if has_ended(run, attempt):
         return
@@ -113,7 +114,9 @@ def has_ended(run: RunDir, attempt: AttemptDir) -> bool:
 
 
 def grace_s_of(plan: Plan | None) -> float:
-    """Return the seconds that ranks may take to save before they are killed."""
+    """Return the seconds that ranks may take to save before they are killed; for None, a plan that cannot be read, the
+    default.
+    """
     return (plan.spec.recovery if plan is not None else Recovery()).grace_s
 
 
@@ -129,7 +132,7 @@ def _stop_kind(attempt: AttemptDir) -> str | None:
 
 
 def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
-    """Record a request to stop; the first request counts, but a cancel replaces any other.
+    """Record a request to stop, for the reason `kind`; the first request counts, but a `cancel` replaces any other.
 
     If it cannot be written, the signal that follows has to suffice.
     """
@@ -241,8 +244,10 @@ def _how(status: int) -> str:
 def write_failure(
     run: RunDir, attempt: AttemptDir, plan: Plan, cause: Cause, text: str, *, evidence: str = ""
 ) -> AttemptEnd:
-    """Record the failure of an attempt that is gone without an end record; let the recovery policy choose what follows,
-    write the end that says so, and return it.
+    """Record the failure of an attempt that is gone without an end record, and let the recovery policy choose what
+    follows.
+
+    Write and return the end that says so. `text` describes the failure to the user, `evidence` is what shows it.
     """
     last, history = readable(run.state, RunState), read_lines(run.events, Event)
     event = Event(
