@@ -135,13 +135,15 @@ class Attendance:
         return loss
 
     def _lose(self, node: KnownNode, evidence: str) -> Loss:
-        """Mark the node as lost, record the loss as an event, and return it."""
+        """Mark the node as lost, as `evidence` shows; record the loss as an event, and return it."""
         node.link, node.ready, node.lost_at, node.returns_by = Presence.LOST, False, self._ledger.mono, 0.0
         node.given_up = max(node.given_up, node.holds)
         return self._loss(node, f"node {node.index} is lost: {evidence}", evidence, node.holds)
 
     def _lose_stale_agent(self, node: KnownNode, evidence: str) -> Loss:
-        """Mark the ranks of the node's previous agent as given up, record the loss as an event, and return it."""
+        """Mark the ranks of the node's previous agent, which is gone as `evidence` shows, as given up; record the loss
+        as an event, and return it.
+        """
         self._nodes.forget_stale_agent(node)
         held, node.given_up, node.holds = node.holds, max(node.given_up, node.holds), 0
         return self._loss(node, f"the agent that node {node.index} had before is gone: {evidence}", evidence, held)

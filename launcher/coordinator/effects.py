@@ -170,7 +170,11 @@ class Ledger:
         self.out.append(Send(node, message))
 
     def record(self, kind: str, text: str, **known: Unpack[Known]) -> Event:
-        """Add an effect that appends an event with the run's progress to `events.jsonl`, and return the event."""
+        """Add an effect that appends an event of this kind, with the given text and the run's progress, to
+        `events.jsonl`.
+
+        Return the event.
+        """
         event = self.draft(kind, text, **known)
         self.note(event)
         return event
@@ -191,7 +195,7 @@ class Ledger:
         brief: str = "",
         **more: Unpack[OfFailure],
     ) -> Event:
-        """Return an event with the run's progress, without recording it."""
+        """Return an event of this kind with the given fields and the run's progress, without recording it."""
         plain = self._event(kind, text, cause)
         known = {"node": node, "rank": rank, "evidence": evidence, "brief": brief}
         return msgspec.structs.replace(plain, **known, **more)

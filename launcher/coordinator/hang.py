@@ -245,8 +245,8 @@ def _never_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVer
 
 
 def _out_of_order(wait: _Wait, elsewhere: Sequence[RankLook], ranks: Sequence[RankLook]) -> HangVerdict:
-    """Return the verdict for absent ranks that wait in an operation which torch's Flight Recorder does not list, such
-    as a receive.
+    """Return the verdict for ranks absent from the collective `wait` that are `elsewhere`: in an operation which
+    torch's Flight Recorder does not list, such as a receive.
     """
     first = elsewhere[0]
     theirs, ours = _called_at(wait.op), where_is(first)

@@ -24,4 +24,5 @@ class HistoryCopies:
 
     @copied.setter
     def copied(self, size: float) -> None:
+        """Set how many bytes of the history at least half of the voters have, the leader included."""
         self._shared[0] = size

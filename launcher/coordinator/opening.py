@@ -122,7 +122,9 @@ class Opener:
 
 
 def copies_in_memory(plan: Plan, members: Sequence[KnownNode]) -> Search:
-    """Return the nodes that keep in-memory copies for each other, or an empty search if the plan keeps none."""
+    """Return a search of the nodes in `members`, which keep in-memory copies for each other, or an empty search if the
+    plan keeps none.
+    """
     return Search(replicas(members, ())) if plan.keeps_copies else Search()
 
 

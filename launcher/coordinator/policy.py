@@ -189,7 +189,7 @@ def _will_recur(failure: Event, past: Sequence[Event]) -> str:
 
 
 def _recurs(failure: Event, past: Sequence[Event]) -> bool:
-    """Return whether the last user error was the same and the run has made no progress since.
+    """Return whether the last user error in `past` was the same as `failure` and the run has made no progress since.
 
     Two errors are the same if the same exception was raised at the same place, or, without an exception, if the exit
     code and the last line are equal.
@@ -210,8 +210,8 @@ def _identity(error: Event) -> tuple[str | int | None, ...]:
 
 
 def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
-    """Return whether the last crash had the same signal and step, or the same signal and place if no steps are
-    reported.
+    """Return whether the last crash in `past` had the signal and the step of `failure`, or its signal and place if no
+    steps are reported.
     """
     before = next((event for event in reversed(past) if event.signal in _CRASHES), None)
     if before is None or before.signal != failure.signal or _got_on(failure, before):
@@ -222,8 +222,8 @@ def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _out_of_step_again(failure: Event, past: Sequence[Event]) -> bool:
-    """Return whether the last hang was of the same kind at the same source lines and step, so that a restart would not
-    help.
+    """Return whether the last hang in `past` was of the same kind at the same source lines and step as `failure`, so
+    that a restart would not help.
     """
     before = next((event for event in reversed(past) if event.cause is Cause.HANG), None)
     if before is None or not failure.same or before.same != failure.same or _got_on(failure, before):
@@ -290,7 +290,10 @@ def _stuck(row: Sequence[Event], limit: int | None) -> bool:
 
 
 def _no_progress(row: Sequence[Event]) -> str:
-    """Return why the run ends without progress, with advice if its time limit is too short for a checkpoint."""
+    """Return why the run ends after the failures in `row`, which had no progress between them.
+
+    The text has advice if the run's time limit is too short for a checkpoint.
+    """
     reported = row[0].step is not None or row[0].checkpoint is not None
     lacking = "newer checkpoint" if reported else f"report and no {STEADY_S:g} s of running"
     own = [event.cause for event in row if event.cause is not Cause.DISK]

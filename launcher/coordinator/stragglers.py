@@ -73,7 +73,9 @@ class Stragglers:
 
 
 def clock_of(message: messages.Entered, sent_at: float, received_at: float) -> NodeClock:
-    """Return an estimate of a node's clock from its answer to a question sent at `sent_at`, as NTP makes it."""
+    """Return an estimate of a node's clock, as NTP makes it, from an answer that came at `received_at` to a question
+    sent at `sent_at`, both by the coordinator's clock.
+    """
     ahead_s = ((message.asked_at - sent_at) + (message.answered_at - received_at)) / 2
     travelled_s = (received_at - sent_at) - (message.answered_at - message.asked_at)
     return NodeClock(ahead_s, max(0.0, travelled_s / 2))

@@ -35,9 +35,9 @@ class Verdict:
     text: str  # one line
     rank: int | None = None
     node: int | None = None
-    where: str | None = None
+    where: str | None = None  # the frame of user code that failed or hangs
     evidence: str = ""
-    log: str | None = None
+    log: str | None = None  # the path of the rank's log
     signal: int | None = None
     code: int | None = None
     said: str = ""  # the last line of the rank's log if the rank ended without an exception
@@ -101,7 +101,10 @@ def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float, found
 
 
 def _of_found(generation: Generation, suspects: Sequence[Rank], found: HangVerdict) -> Verdict:
-    """Return the verdict on a hang whose culprit the inspection of all ranks has named."""
+    """Return the verdict on a hang whose culprit the inspection of all ranks has named in `found`.
+
+    If that names no rank, the first of `suspects`, the silent ranks, is named.
+    """
     culprit_ = generation.ranks[found.ranks[0]] if found.ranks else suspects[0]
     return Verdict(
         Cause.HANG,

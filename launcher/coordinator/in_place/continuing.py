@@ -106,8 +106,8 @@ class HotOpener:
         return self._obstacle(self._members(self._attempt.current, leave), leave)
 
     def _members(self, generation: Generation, lost: set[int]) -> tuple[int, ...]:
-        """Return the nodes by group rank: survivors keep their places, and spares fill the others as far as there are
-        spares.
+        """Return the nodes by group rank once those in `lost` are gone: survivors keep their places, and spares fill
+        the others as far as there are spares.
         """
         nodes = self._attempt.nodes
         if not lost:
@@ -169,8 +169,9 @@ class HotOpener:
         return "" if unable is None else f", and rank {unable.number} cannot continue with fewer ranks"
 
     def _could_be_more(self, members: Sequence[int], lost: set[int]) -> str:
-        """Return why more nodes should get ranks now, because the survivors could not take them in later; "" if there
-        is no reason.
+        """Return why more nodes than `members` should get ranks now, or "" if there is no reason.
+
+        A reason is that a node is ready which the ranks that survive without `lost` could not take in later.
         """
         attempt = self._attempt
         ready = attempt.nodes.usable - lost - {*members}

@@ -47,7 +47,9 @@ class Drainer:
             self._drain(node)
 
     def fails(self, node: KnownNode, why: str) -> None:
-        """Drain a node with a failing device once others can take its ranks; until then it stays in use."""
+        """Drain a node with a failing device once others can take its ranks; until then it stays in use. `why` is the
+        kernel's report.
+        """
         if node.failing:
             return
         node.failing, first = why, self._attempt.nodes[self._attempt.plan.nodes[0].index]
@@ -204,7 +206,9 @@ class Drainer:
         return True
 
     def _is_time(self, leaving: Sequence[KnownNode]) -> bool:
-        """Return whether ranks must save now because hosts leave and no other node can come in time."""
+        """Return whether ranks must save now because the hosts of `leaving` leave and no other node
+        can come in time.
+        """
         nodes, members = self._attempt.nodes, {*self._attempt.current.members}
         may_come = (nodes.hopeful | nodes.absent | nodes.returning(self._attempt.mono).keys()) - members
         may_come = {index for index in may_come if not nodes[index].leaves}

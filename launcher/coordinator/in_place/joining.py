@@ -135,7 +135,9 @@ class Joiner:
         return ""
 
     def _abandon(self, joining: Joining, why: str) -> None:
-        """Stop the new ranks; a generation that is being closed waits for their end too."""
+        """Stop the new ranks, for the reason `why`; if a generation is being closed, its closing waits for their end,
+        too.
+        """
         attempt = self._attempt
         attempt.joining = None
         nodes = [attempt.nodes[index] for index in sorted(joining.newcomers)]
