@@ -66,7 +66,9 @@ def claim_attempt(marker: Path) -> bool:
 
 
 def _agents_here(keep: Sequence[int], plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-    """Return an agent process on this machine for each node of the plan."""
+    """Return an agent process, not yet started, on this machine for each node of the plan; each inherits the
+    descriptors `keep`.
+    """
     return [agent_process(plan, attempt, node.index, keep=keep) for node in plan.nodes]
 
 

@@ -34,7 +34,7 @@ def is_open(run: RunDir, attempt: AttemptDir) -> bool:
 
 
 def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
-    """Write the end of an attempt that was never started and never will be."""
+    """Write the end, for the reason `why`, of an attempt that was never started and never will be."""
     end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), why)
     write_end(run, attempt, end, read_plan(run, attempt.number))
 

@@ -97,7 +97,9 @@ def ended_as(one: AwaitedRun) -> State | None:
 
 
 def awaited_by(after: Sequence[Predecessor]) -> tuple[tuple[AwaitedRun, ...], list[Misfit]]:
-    """Return (the runs that a new run is to follow, one problem for each that does not exist)."""
+    """Return (the runs that a new run is to follow, one problem for each that does not exist); `after` is what the spec
+    says.
+    """
     found, problems = list[AwaitedRun](), list[Misfit]()
     for index, one in enumerate(after):
         try:
@@ -119,15 +121,15 @@ def not_followed(index: int, error: LaunchError) -> Misfit:
 
 def record_queued(run: RunDir, attempt: AttemptDir, why: str) -> None:
     """Record that the run waits and why, unless that reason is recorded already."""
-    _say(run, attempt, State.QUEUED, why)
+    _write_state(run, attempt, State.QUEUED, why)
 
 
 def record_starting(run: RunDir, attempt: AttemptDir) -> None:
     """Record in `state.json` that the run no longer waits."""
-    _say(run, attempt, State.STARTING, "starting agents")
+    _write_state(run, attempt, State.STARTING, "starting agents")
 
 
-def _say(run: RunDir, attempt: AttemptDir, state: State, text: str) -> None:
+def _write_state(run: RunDir, attempt: AttemptDir, state: State, text: str) -> None:
     """Write the state and its message to `state.json`, unless it has them already."""
     last = readable(run.state, RunState)
     if last is None or (last.attempt, last.state, last.message) == (attempt.number, state, text):

@@ -217,7 +217,10 @@ def _by_apprise(url: str, message: Message) -> None:
 def _by_mail(
     recipient: Recipient, message: Message, server: MailServer | None, answer_s: float, command_s: float
 ) -> None:
-    """Send the message by mail, through `server` or, if it is None, sendmail; raise NotDelivered if that fails."""
+    """Send the message by mail, through `server` or, if it is None, sendmail; raise NotDelivered if that fails.
+
+    The server has `answer_s` for each answer, sendmail has `command_s` in all.
+    """
     sender = server.sender if server is not None else None
     if sender is None:
         named = server.user if server is not None and server.user is not None and "@" in server.user else None
@@ -245,7 +248,7 @@ def _by_mail(
 
 @contextlib.contextmanager
 def _connected(server: MailServer, limit_s: float) -> Iterator[smtplib.SMTP]:
-    """Yield a connection to the mail server, logged in.
+    """Yield a connection to the mail server, logged in; `limit_s` is the time for each of its answers.
 
     Errors while the connection closes are ignored, because the mail has been accepted or refused by then.
     """
@@ -281,7 +284,7 @@ def _text(said: bytes | str) -> str:
 
 
 def _by_sendmail(letter: EmailMessage, limit_s: float) -> None:
-    """Send the mail with this machine's sendmail; raise NotDelivered if that fails."""
+    """Send the mail with this machine's sendmail; raise NotDelivered if that fails or takes longer than `limit_s`."""
     program = shutil.which("sendmail", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/lib")
     if program is None:
         text = (
@@ -292,7 +295,10 @@ def _by_sendmail(letter: EmailMessage, limit_s: float) -> None:
 
 
 def _by_command(argv: tuple[str, ...], message: Message, folder: Path, limit_s: float) -> None:
-    """Run the recipient's command with the message as JSON on its stdin; raise NotDelivered if it fails."""
+    """Run the recipient's command in `folder` with the message as JSON on its stdin.
+
+    Raise NotDelivered if the command fails or takes longer than `limit_s`.
+    """
     words = {"LAUNCH_RUN_ID": message.run, "LAUNCH_NOTIFY": message.kind, "LAUNCH_NOTIFY_TITLE": message.title}
     _run(argv, as_json(message), folder, words, limit_s)
 

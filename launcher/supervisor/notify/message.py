@@ -101,7 +101,9 @@ def started(key: str, state: RunState, opened: Event) -> Message:
     )
     ranks = f" with {_many(state.world_size, 'rank')}" if state.world_size else ""
     title = f"{state.run} has started on {state.cluster}{ranks}"
-    return msgspec.structs.replace(_of(key, "started", state, title, opened.at), next=f"launch status {state.run}")
+    return msgspec.structs.replace(
+        _message_of(key, "started", state, title, opened.at), next=f"launch status {state.run}"
+    )
 
 
 def _going_on(state: RunState) -> RunState:
@@ -118,7 +120,7 @@ def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int],
     state = _going_on(state) if state.state.ended else state
     title = f"{_who(state, role)} was restarted {_many(sum(restarts.values()), 'time')}: {counted(restarts)}"
     return msgspec.structs.replace(
-        _of(key, "restarted", state, title, at), restarts=dict(restarts), next=_look_at(state, role), role=role
+        _message_of(key, "restarted", state, title, at), restarts=dict(restarts), next=_look_at(state, role), role=role
     )
 
 
@@ -126,7 +128,7 @@ def stalled(key: str, state: RunState, at: float, stalled_s: float) -> Message:
     """Return the message that the run has made no progress for `stalled_s` seconds."""
     done = f"after step {state.step}" if state.step is not None else f"while it is {state.state}"
     title = f"{state.run} stands still {done}: nothing new for {_minutes(stalled_s)}"
-    return _of(key, "stalled", state, title, at)
+    return _message_of(key, "stalled", state, title, at)
 
 
 def ended(key: str, state: RunState, end: AttemptEnd | None, at: float, role: str = "") -> Message:
@@ -140,7 +142,7 @@ def ended(key: str, state: RunState, end: AttemptEnd | None, at: float, role: st
         )
     cause = f": {state.cause}" if state.state is State.FAILED and state.cause is not None else ""
     title = f"{_who(state, role)} {_ENDED.get(state.state, state.state)}{cause}"
-    found = _of(key, "ended", state, title, at)
+    found = _message_of(key, "ended", state, title, at)
     return msgspec.structs.replace(found, next=_look_at(state, role), role=role) if role else found
 
 
@@ -154,7 +156,7 @@ def _look_at(state: RunState, role: str) -> str:
     return f"launch logs {state.run} --role {role}" if role else f"launch status {state.run}"
 
 
-def _of(key: str, kind: str, state: RunState, title: str, at: float) -> Message:
+def _message_of(key: str, kind: str, state: RunState, title: str, at: float) -> Message:
     """Return a message of this kind with the other fields taken from the run's state."""
     failure = state.failure if state.state is not State.SUCCEEDED else None
     summary = failure.summary if failure is not None else state.message

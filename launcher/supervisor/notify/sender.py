@@ -200,8 +200,9 @@ class Sender:
                 thread.give_up()
 
     def _note(self, kind: str, message: Message, recipient: Recipient, problem: str) -> None:
-        """Append the event that a message was delivered, or given up because of `problem`. If that fails, a later
-        sender may send the message again.
+        """Append the event, of kind `kind`, that a message was delivered, or given up because of `problem`.
+
+        If that fails, a later sender may send the message again.
         """
         event = note_of(time.time(), self._attempt.number, kind, message, recipient, problem)
         say(event.text)
@@ -255,7 +256,7 @@ def send_all(run: RunDir, number: int, linger_s: float) -> None:
     stdin.register(0, select.POLLIN)
     what = readable(run.notify, Notifying)
     with ExitStack() as stack:
-        if what is None or not _has_turn(run, stdin, stack):
+        if what is None or not _lock_once_free(run, stdin, stack):
             return
         sender = Sender(run, number, what)
         sender.queue_due()
@@ -264,7 +265,7 @@ def send_all(run: RunDir, number: int, linger_s: float) -> None:
         sender.finish(linger_s)
 
 
-def _has_turn(run: RunDir, stdin: "select.poll", stack: ExitStack) -> bool:
+def _lock_once_free(run: RunDir, stdin: "select.poll", stack: ExitStack) -> bool:
     """Wait for the lock that the previous attempt's sender holds until it sees the newer attempt, and return True.
 
     `stack` then holds the lock. Return False if stdin ends first, and the lock does not become free soon.

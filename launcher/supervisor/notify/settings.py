@@ -99,10 +99,11 @@ def read_settings(path: Path) -> NotifySettings:
 
 
 def notifying_of(spec: NotifyOptions, file: Path, project: Path, environ: Mapping[str, str]) -> Notifying | None:
-    """Return which notifications a run sends to whom, by its spec and the user's settings in `file`, or None if it
-    sends none.
+    """Return which notifications a run sends to whom, or None if it sends none.
 
-    Raise BadInput for a setting that cannot be used; its text contains no address.
+    The spec, in `file`, goes before the user's settings. Secrets are read from variables of `environ`, or from files,
+    which the spec names relative to `project`. Raise BadInput for a setting that cannot be used; its text contains no
+    address.
     """
     path = settings_file()
     own = read_settings(path)
@@ -123,7 +124,10 @@ def notifying_of(spec: NotifyOptions, file: Path, project: Path, environ: Mappin
 
 
 def _refuse_unset(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[str, str], file: Path) -> None:
-    """Raise BadInput if an address is to be read from a secret (a file or variable) that has no value."""
+    """Raise BadInput, which names `file`, if an address is to be read from a secret that has no value.
+
+    A secret is a variable of `environ`, or a file named relative to `base`.
+    """
     lines = []
     for one in targets:
         if one.secret is not None and not is_set(one.secret, base, environ):
@@ -137,7 +141,7 @@ def _refuse_unset(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[
 
 
 def _recipients(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[str, str]) -> Iterator[Recipient]:
-    """Yield each recipient once, with its address."""
+    """Yield each recipient once, with its address; files of secrets are named relative to `base`."""
     counts: dict[str, int] = {}
     for one in dict.fromkeys(targets):
         counts[one.kind] = counts.get(one.kind, 0) + 1
@@ -182,7 +186,10 @@ def _is_web_address(text: str) -> bool:
 
 
 def _mail_server(smtp: SmtpOptions | None, base: Path, environ: Mapping[str, str]) -> MailServer | None:
-    """Return the mail server of the settings, with its password read from its secret; None if they name no server."""
+    """Return the mail server of the settings, or None if they name none.
+
+    Its password is read from a variable of `environ`, or from a file named relative to `base`.
+    """
     if smtp is None:
         return None
     password = read_secret(smtp.password, base, environ, "notify: smtp") if smtp.password is not None else None

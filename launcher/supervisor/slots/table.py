@@ -136,7 +136,9 @@ def lock_name(gpu: str) -> str:
 
 
 def held_name(kind: str, number: str, user: str, run: str) -> str:
-    """Return the socket name by which a run announces the slots that it holds."""
+    """Return the socket name by which a run announces the slots that it holds: a GPU's number, or a
+    count of CPU slots.
+    """
     return _signed(f"launch/held/{kind}/{number}", user, run)
 
 
@@ -153,7 +155,9 @@ def waits_name(waiter: SlotWaiter) -> str:
 
 
 def _signed(head: str, user: str, run: str) -> str:
-    """Return the socket name with user and run appended, shortened if necessary, the user's name first."""
+    """Return the socket name that begins with `head` and ends with user and run, shortened if necessary, the user's
+    name first.
+    """
     room = _LONGEST - len(head) - 2
     run = _cut(run, room - 1)
     return f"{head}/{_cut(user, room - len(run))}/{run}"
