@@ -119,7 +119,12 @@ def _between(
     request: DoctorRequest,
     tell: Callable[[str], None],
 ) -> Iterator[Finding]:
-    """Yield findings about the connections between the hosts, and about traffic over all of them."""
+    """Yield findings about the connections between the hosts and, if the request has a trial, about an all-reduce over
+    all of them.
+
+    `helpers` are processes on the hosts and `logins` connections to these, by host; `tell` is called before what takes
+    long.
+    """
     members = [Member(helpers[host.name], host.found.address) for host in hosts]
     found = measured(members, tell)
     apart = [member for member in members if member.closed or member.lost]

@@ -42,7 +42,11 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The output of `probe_there`: the facts about one host."""
+    """The output of `probe_there`: the facts about one host.
+
+    `tag` names the Python's ABI, the machine type and the C library; `missing` the packages that the launcher needs and
+    this Python lacks; `address` is the one that SSH has connected to; `clock` is the host's time.
+    """
 
     python: _Absolute
     version: tuple[_Number, _Number, _Number]
@@ -87,7 +91,7 @@ class Surveyed:
         return occupancy("\n".join(self.facts.sockets))
 
     def taken(self, kind: str) -> int:
-        """Return how many of the host's usable GPUs, or of its CPU slots, are taken."""
+        """Return how many of the host's usable GPUs, or if `kind` is that of CPU slots, how many of these are taken."""
         holders = self.occupancy.taken(kind)
         if kind == CPU:
             return sum(int(holder.number) for holder in holders)
@@ -136,7 +140,9 @@ def survey(line: Line, host: SshHost) -> Surveyed:
 
 
 def facts_of(text: str, who: str) -> Facts:
-    """Return the facts in a host's output; raise LaunchError, which names the host, if it has none."""
+    """Return the facts in the host's output `text`; raise LaunchError, which names the host as
+    `who`, if it has none.
+    """
     try:
         return decoded(text[:_LONGEST].encode(), Facts)
     except Garbled as error:

@@ -131,7 +131,11 @@ class HostClient:
 
     @contextmanager
     def stream(self, request: Request, most: int, limit_s: float | None = None) -> Iterator[Iterator[bytes]]:
-        """Yield the bytes that follow the answer as they arrive; no other question may be asked until this ends."""
+        """Yield the bytes, at most `most`, that follow the answer as they arrive; no other question may be asked until
+        this ends.
+
+        Each part has to come within `limit_s` (None: `limits.answer_s`).
+        """
         within_s = limit_s or self.limits.answer_s
         with self._asking() as server:
             server.send(request)

@@ -81,7 +81,10 @@ def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
 
 
 def disks_of(clients: Mapping[str, HostClient], run_id: RunId, folder: str) -> tuple[Disks, dict[str, LaunchError]]:
-    """Return (the disks of the hosts, the errors of hosts that failed), over connections that are open already."""
+    """Return (the disks of the hosts with the checkpoints on each, the errors of hosts that failed).
+
+    `folder` is that of checkpoints in the run's folder. The connections of `clients` are open already.
+    """
     disks = {name: HostDisk(one, run_id, folder) for name, one in clients.items()}
     listed = for_all(disks, lambda _, disk: (disk, disk.held()))
     return answers(listed), failures(listed)

@@ -41,7 +41,7 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
     shared = {run.id for run in runs if not _disks_apart(run)}
     settled: set[RunId] = set()
     found: list[KeptRemote] = []
-    for name, asked, one in sorted(_told(runs, remove), key=_most_first):
+    for name, asked, one in sorted(_ask_hosts(runs, remove), key=_most_first):
         left = [run for run in asked if run not in settled]
         if isinstance(one, LaunchError):
             found += [KeptRemote(name, dict.fromkeys(left, 0), silent=one.lines[0])] if left else []
@@ -53,7 +53,7 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
     return found
 
 
-def _told(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
+def _ask_hosts(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
     """Ask the hosts about their runs, and yield each host's answer; with `remove`, they delete what is not live after
     counting.
     """

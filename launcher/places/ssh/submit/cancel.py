@@ -51,7 +51,9 @@ def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> C
 
 
 def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-    """Cancel the run on every host and return the report; raise Unreachable if ranks may be left on a host."""
+    """Cancel the run on every host and return the report; raise Unreachable if ranks may be left on a host that is not
+    in `gone`.
+    """
     plan = read_plan(run, attempt.number)
     let_in: set[str] = set()
 
@@ -93,7 +95,7 @@ def _refuse_unknown_hosts(run: RunDir, plan: Plan) -> None:
 
 
 def _have_others_informed(run: RunDir, heard: Collection[str], missed: Sequence[str]) -> None:
-    """Have the hosts that were reached inform the others, which may come back or be cut off only from this machine."""
+    """Have the hosts `heard` inform those `missed`, which may come back or be cut off only from this machine."""
 
     def pass_on(client: HostClient) -> None:
         """Ask one host to inform the others."""
@@ -105,7 +107,9 @@ def _have_others_informed(run: RunDir, heard: Collection[str], missed: Sequence[
 
 
 def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection[str]) -> set[str]:
-    """Return the hosts that are silent and that a user gave up, now or before; hosts that answered count again."""
+    """Return the hosts that are silent and that a user gave up, now in `gone` or before; hosts that answered count
+    again.
+    """
     silent = {name for name, one in results.items() if isinstance(one, Unreachable)}
     run_hosts.take_back(run, results.keys() - silent)
     if lost := silent & set(gone):

@@ -131,13 +131,16 @@ def _make(found: FoundRun, host: str, attempt: int, submitted: Submitted) -> Non
     make_dir(draft.attempts)
     make_dir(draft.attempt(attempt).path)
     silent = [node.host for node in plan.nodes if node.host not in found.places]
-    write_record(draft.attempt(attempt).hosts, [*found.places.values(), *(_silent(found, name) for name in silent)])
+    write_record(
+        draft.attempt(attempt).hosts, [*found.places.values(), *(_place_of_silent(found, name) for name in silent)]
+    )
     draft.path.rename(path)
 
 
 def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
-    """Return a plan without commands, enough to watch and end the run; raise LaunchError if the submission cannot be
-    read.
+    """Return a plan without commands, enough to watch and end the run on `host`.
+
+    Raise LaunchError if the submission cannot be read.
     """
     ours = {one.name: one.address or one.name for one in found.ssh.hosts}
     ours |= {name: place.address for name, place in found.places.items()}
@@ -181,7 +184,7 @@ def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
     return with_hosts(plan, [(name, ours[name]) for name in hosts])
 
 
-def _silent(found: FoundRun, name: str) -> Place:
+def _place_of_silent(found: FoundRun, name: str) -> Place:
     """Return the address and the paths of a host that did not answer, from its entry in the pool."""
     host = next(one for one in pool.hosts_of(found.ssh) if one.name == name)
     workdir = host.workdir or WORKDIR

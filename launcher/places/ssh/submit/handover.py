@@ -180,7 +180,7 @@ class PoolHandover:
         return failed
 
     def _place(self, found: Surveyed, address: str) -> Place:
-        """Return the record of how to reach a host."""
+        """Return the record of how to reach a host, for other hosts by `address`."""
         return Place(found.host, self._agent, answers(self._pythons)[found.host.name], found.facts.workdir, address)
 
     def _opening(self, plan: Plan, intent: Intent, node: NodePlan, found: Surveyed) -> tuple[Open, list[bytes]]:
@@ -210,7 +210,11 @@ class _OneDisk(NotStarted):
 
 
 def _open(client: HostClient, opening: Open, contents: Sequence[bytes], frozen: Path) -> int:
-    """Send the attempt with all its files and start its supervisor; return the port on which the supervisor listens."""
+    """Send the attempt with the `contents` of its records, and the code in `frozen` if the host lacks it; start its
+    supervisor.
+
+    Return the port on which the supervisor listens.
+    """
     name = client.place.host.name
     port = _ask_to_open(client, opening, contents)
     if port is None:
@@ -225,7 +229,9 @@ def _open(client: HostClient, opening: Open, contents: Sequence[bytes], frozen: 
 
 
 def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -> int | None:
-    """Send Open and return the supervisor's port, or None if the code is needed first."""
+    """Send Open with the `contents` of records, and return the supervisor's port, or None if the
+    code is needed first.
+    """
     answer, name = client.ask(opening, Opened, contents), client.place.host.name
     if answer.on_one_disk:
         text = f"{name}: another host of the pool has this very disk for {opening.workdir}; nothing was started"
@@ -234,7 +240,8 @@ def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -
 
 
 def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str]:
-    """Return the hosts for an attempt: those with room first, in the pool's order, and those in `bad` last.
+    """Return which of the hosts in `ready` get an attempt: those with room first, in the pool's order, and those in
+    `bad` last.
 
     A run that follows others begins with a host that sees their state.
     """
@@ -249,7 +256,7 @@ def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str
 
 
 def _too_few(plan: Plan, there: int, troubles: Mapping[str, LaunchError]) -> NotStarted:
-    """Return the error that too few hosts can take part, with the reasons."""
+    """Return the error that only `there` hosts can take part, which are too few, with the reasons in `troubles`."""
     lines = [line for one in troubles.values() for line in one.lines]
     return _not_started(f"{there} of at least {least_hosts(plan)} hosts can be used; nothing was started", *lines)
 

@@ -149,7 +149,10 @@ def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | Launc
 
 
 def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: LaunchError | None) -> ClusterAnswer | None:
-    """Return the state of an attempt whose submitter is gone, or None if its hosts were told to begin all the same."""
+    """Return the state of an attempt whose submitter is gone, or None if its hosts were told to begin all the same.
+
+    `why_not` is why the attempt could not be handed over now.
+    """
     if handover.is_locked():
         return ClusterAnswer("queued", "", time.time(), text="it is being handed to its hosts")
     said = ask_reports(run, handed_to(run, attempt))
@@ -160,7 +163,10 @@ def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: Laun
 
 
 def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | None) -> ClusterAnswer:
-    """Return the state for the time in which hosts that may know better do not answer."""
+    """Return the state for the time in which hosts that may know better do not answer.
+
+    `silent` has a text for each of these hosts, `best` is the best report of the others, if there is one.
+    """
     why = silent[0] if len(silent) == 1 else f"{len(silent)} of its hosts do not answer: {'; '.join(silent)}"
     if best is not None and best.head.state is State.CANCELLED:
         why = f"{why}; the others say CANCELLED, without a word of those that it has ended there and holds no slots"
