@@ -93,8 +93,9 @@ class Ballot:
         self.keep(self.voter.vote(_request(asked)))
 
     def against_record(self, replica: Replica) -> str:
-        """Return why the record is refused, or "" if it is accepted, as from the newest attempt's leader and from an
-        elected candidate.
+        """Return why the record is refused, or "" if it is accepted.
+
+        It is accepted from the leader of the newest attempt, and from a candidate that has this host's vote.
         """
         known = self.voter.newest.attempt
         if not 0 <= replica.node < len(self.hosts):
