@@ -43,11 +43,14 @@ class Patience:
     again_s: float = 0.5  # pause between two tries to inform the remaining hosts
     ask_s: float = 2.0  # for an answer
     nobody_s: float = 8.0  # beyond the lease: a host that refuses connections this long has no supervisor
-    quiet_s: float = QUIET_S
+    quiet_s: float = QUIET_S  # for which a host that did not answer is skipped
 
 
 def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> None:
-    """Start a process that informs the hosts and outlives this one; do nothing if no record says how to reach them."""
+    """Start a process that informs the hosts of the cancel or the end, as `word` says, and outlives this one.
+
+    Do nothing if no record says how to reach them.
+    """
     if not hosts or presence.begun(run) is None:
         return
     subprocess.Popen(
