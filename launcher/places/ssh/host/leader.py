@@ -184,7 +184,9 @@ class Leader:
         return self._follow(end)
 
     def _copies(self) -> dict[str, HistoryCopies]:
-        """Return the numbers shared with each coordinator that runs, by the name of its history on the wire."""
+        """Return, for each coordinator that runs, the object that shows it how much of its history is copied, by that
+        history's name on the wire.
+        """
         found = {name: agent.copies() for name, agent in [*self._histories.items()]}
         return {name: copies for name, copies in found.items() if copies is not None}
 
