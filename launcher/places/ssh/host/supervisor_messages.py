@@ -38,7 +38,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t")
     settled: bool = True  # it knows that enough voters have accepted that attempt
     has_vote: bool = True  # it is a voter of that attempt
     history: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0  # size in bytes
-    waits_for: Text = ""
+    waits_for: Text = ""  # a text for users on the slots that its host lacks; "": none
     prepared: bool = False  # it keeps its slots until all have prepared; of the leader: it asks whether all have
     voted_for: Number = 0  # the newest attempt number for which it has voted
     led_by: Text = ""  # the host that leads its attempt
@@ -75,7 +75,7 @@ class Commit(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
 
 
 class RecordsSaid(msgspec.Struct, frozen=True, array_like=True):
-    """How new a host's records are, as in `Records` of `quorum/core.py`."""
+    """How new a host's records are: its newest attempt, and the length in bytes and the digest of its history."""
 
     attempt: Number
     length: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
