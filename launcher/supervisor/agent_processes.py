@@ -78,10 +78,10 @@ class AgentProcess:
     keep: Sequence[int] = ()  # descriptors that it inherits and that hold the run's slots and locks
     place: "AgentPlace | None" = None  # a prepared child process that becomes the agent at the first start
     pid: int | None = None
-    deaths: int = 0
+    deaths: int = 0  # in a row, each after a short life
     last: int | None = None  # the wait status of its last exit
-    started_at: float = 0.0
-    returns_at: float | None = None
+    started_at: float = 0.0  # by time.monotonic
+    returns_at: float | None = None  # when it is started again, by time.monotonic; None: not at all
     slept: AfterSuspend | None = None  # whether a lease that expired in a suspend counts; None: unseen
     lease: "SupervisedLease | None" = None  # the lease of the running process
     frozen: FrozenWatch = field(default_factory=FrozenWatch)
