@@ -153,7 +153,7 @@ def pass_on_stop(before: AttemptDir | None, attempt: AttemptDir) -> None:
 
 
 def cancelled(text: str = "cancelled") -> AttemptEnd:
-    """Return the end of an attempt that a user cancelled."""
+    """Return the end of an attempt that a user cancelled, with the message `text`."""
     return AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), text)
 
 
