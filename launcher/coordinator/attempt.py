@@ -42,7 +42,7 @@ class Closing:
 
     verdict: Verdict | None  # why the generation is closed; None: derived from its ranks' exits
     graceful: bool  # the attempt ends with this generation
-    grace_s: float
+    grace_s: float  # the seconds that ranks have to save before they are killed
     waits: set[int]  # nodes that have not yet answered that the generation's processes have ended
     gives_up_at: float
 

@@ -13,9 +13,9 @@ from launcher.wire.messages import Heartbeat, RankHeartbeat
 class Rank:
     """One rank of a generation as the coordinator sees it: where it runs, what it last reported, and how it ended."""
 
-    number: int
-    local: int
-    node: int
+    number: int  # RANK
+    local: int  # LOCAL_RANK
+    node: int  # the index of its node
     pid: int | None = None
     step: int | None = None
     active_at: float = 0.0  # time of its last report or output, by the coordinator's monotonic clock

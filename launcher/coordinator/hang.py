@@ -44,9 +44,9 @@ _LEAVING = frozenset({"_shutdown", "_exit_function", "destroy_process_group"})
 class _Wait:
     """A collective in which ranks of a group wait, with the ranks that wait, are absent or gave no answer."""
 
-    group: str
-    members: tuple[int, ...]
-    seq: int
+    group: str  # the process group's name
+    members: tuple[int, ...]  # the group's ranks
+    seq: int  # the collective's number in the group
     op: Collective
     waiting: tuple[RankLook, ...]
     absent: tuple[RankLook, ...]  # ranks whose Flight Recorder shows that they have not entered the collective

@@ -33,7 +33,7 @@ class KnownNode:
     host: str = ""
     votes_only: bool = False  # its host belongs to another role and only votes: it never has ranks of this plan
     link: Presence = Presence.ABSENT
-    process: ProcessId | None = None
+    process: ProcessId | None = None  # its newest agent
     ready: bool = False  # everything that has to precede its first rank, such as imports, is done
     preparing: str = ""  # the work that it has to complete before it is ready, such as an import
     preparing_since: float = 0.0
@@ -54,12 +54,12 @@ class KnownNode:
     heard_at: float = 0.0  # when its last message came, by the coordinator's monotonic clock
     follows_from: float = 0.0  # its own lease began at this time or later, as a heartbeat may have been delayed
     answers: dict[int, float] = field(default_factory=dict)  # when each of its newest heartbeats was answered
-    lost_at: float = 0.0
+    lost_at: float = 0.0  # when its agent was last found to be lost
     returns_by: float = 0.0  # the time before which its supervisor starts a new agent after the old one has died
     holds: int = 0  # the generation whose ranks may still run there; 0: none
     given_up: int = 0  # the newest generation whose ranks there were given up, so that others may replace them
     stale_agent: ProcessId | None = None  # the previous agent, which had ranks and may still run
-    stale_until: float = 0.0
+    stale_until: float = 0.0  # when that agent's lease ends
     load: NodeLoad | None = None  # the newest sample of its CPUs, memory and GPUs
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ class Search:
     one.
     """
 
-    replicas: tuple[ReplicaAddress, ...] = ()
+    replicas: tuple[ReplicaAddress, ...] = ()  # nodes that may have files of checkpoints
     all_here: bool = True  # every node that may have a checkpoint is among `replicas`
     kept: bool = False  # the run is known to have a checkpoint
     anew: bool = False  # ranks may begin without a checkpoint

@@ -21,9 +21,9 @@ class _Part:
 
     role: str
     starts_at: float = 0.0  # the earliest time of its next start
-    is_there: bool = False
-    is_ready: bool = False
-    is_done: bool = False
+    is_there: bool = False  # it was started and has not ended
+    is_ready: bool = False  # other parts may start that wait for it
+    is_done: bool = False  # it is not started again
 
 
 class Roles:

@@ -24,12 +24,12 @@ class Standing:
 
     attempt: int
     state: State = State.STARTING
-    message: str = ""
+    message: str = ""  # what is under way, as text for the user
     failure: Failure | None = None
     restarts: dict[str, int] = field(default_factory=dict)
     started_at: float | None = None
     end: AttemptEnd | None = None
-    job: str | None = None
+    job: str | None = None  # the batch system's id of its job
     last_rank: LastRank | None = None  # the rank of the running generation that enters collectives last
     used_s: float = 0.0  # seconds that earlier attempts took
     began_at: float = 0.0  # by the monotonic clock

@@ -44,8 +44,8 @@ class Place(msgspec.Struct, frozen=True):
     host: SshHost
     agent: bool  # whether the keys of the SSH agent may be used
     python: str  # of the launcher's environment there; the host expands "~/", in `workdir` too
-    workdir: str
-    address: str
+    workdir: str  # the folder of all runs
+    address: str  # by which other hosts reach it
 
 
 def settled_in(line: Line, found: Surveyed) -> str:

@@ -44,7 +44,7 @@ class SlotHolder:
     User and run are empty if only the lock of a GPU is known.
     """
 
-    kind: str
+    kind: str  # gpu or cpu
     number: str
     user: str
     run: str

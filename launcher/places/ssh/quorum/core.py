@@ -149,7 +149,7 @@ class Voter:
     def against_vote(self, asked: RequestVote, mine: Records, *, hears_leader: bool) -> str:
         """Return why the vote is refused, or "" if it is given.
 
-        `mine` are this host's records; `hears_leader` says that its leader is not silent.
+        `mine` are this host's records. With `hears_leader`, its leader is not silent and no other host gets the vote.
         """
         if (asked.attempt, asked.candidate) == self.voted:
             return ""  # the answer was lost, and is given again
@@ -207,8 +207,9 @@ class Voter:
         return replace(self, voted=(said.newest.attempt, said.newest.leader), openings=said.openings)
 
     def against_append(self, said: Append) -> str:
-        """Return why the entry is refused, or "" if it is accepted, as from the newest attempt's leader and from an
-        elected candidate.
+        """Return why the entry is refused, or "" if it is accepted.
+
+        It is accepted from the leader of the newest attempt, and from a candidate that has this host's vote.
         """
         why = self._against_leader(said.attempt, said.leader)
         follows = said.attempt == self.newest.attempt and said.leader == self.newest.leader
