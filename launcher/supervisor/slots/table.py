@@ -31,7 +31,7 @@ _WAITS = re.compile(rf"launch/waits/{_SINCE}/{_KIND}/(?P<number>\d{{1,6}})/{_WHO
 
 @dataclass(frozen=True)
 class Demand:
-    """The slots that a run needs on each host: GPUs, or CPU slots if it needs no GPU; the other number is 0."""
+    """The slots that a run needs on each host: GPUs, or CPU slots if `gpus` is 0."""
 
     gpus: int
     cpus: int

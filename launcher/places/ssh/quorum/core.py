@@ -47,8 +47,9 @@ class Opening:
     voters: frozenset[Host]
 
     def carried_by(self, together: Collection[Host], candidate: Host) -> bool:
-        """Return whether the hosts `together` are enough voters for `candidate`: half of the voters for the attempt's
-        leader, else more than half.
+        """Return whether the hosts `together` include enough voters for `candidate`.
+
+        That is at least half of the voters if the candidate is the attempt's leader, else more than half.
         """
         there = len(self.voters.intersection(together))
         return 2 * there > len(self.voters) or (candidate == self.leader and 2 * there == len(self.voters))
