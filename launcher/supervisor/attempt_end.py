@@ -211,10 +211,8 @@ def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
 
 
 def settle_end(run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None) -> AttemptEnd:
-    """Return the attempt's end that the coordinator wrote, or else write and return one.
-
-    The end then follows from `status`, the wait status of the coordinator's agent; None means that this process ended
-    that agent.
+    """Return the attempt's end that the coordinator wrote, or else write and return one from `status`, the wait status
+    of the coordinator's agent, which is None if this process ended the agent.
     """
     fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
     if fenced and not attempt.end.exists():
@@ -244,10 +242,8 @@ def _how(status: int) -> str:
 def write_failure(
     run: RunDir, attempt: AttemptDir, plan: Plan, cause: Cause, text: str, *, evidence: str = ""
 ) -> AttemptEnd:
-    """Record the failure of an attempt that is gone without an end record, and let the recovery policy choose what
-    follows.
-
-    Write and return the end that says so. `text` describes the failure to the user, `evidence` is what shows it.
+    """Record the failure of an attempt that is gone without an end record; let the recovery policy choose what follows,
+    write the end that says so, and return it.
     """
     last, history = readable(run.state, RunState), read_lines(run.events, Event)
     event = Event(
