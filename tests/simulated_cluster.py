@@ -34,6 +34,7 @@ from launcher.coordinator.effects import (
 )
 from launcher.coordinator.policy import budget_of, restarts_by_cause
 from launcher.ids import parse_run_id
+from launcher.node.lifeline import RankNews
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.run.hangs import GroupTimes, HangReport, RankLook
 from launcher.run.records import AttemptEnd, Event, ProcessId, RankExit, RunState
@@ -140,10 +141,20 @@ class Agent:
     answered: int = 0
     took_s: float = 0.0
     joined_at: float = 0.0
+    news: RankNews | None = None  # that it has told on this connection
 
     @property
     def live(self) -> list[SimRank]:
         return [rank for rank in self.ranks if rank.exit is None]
+
+
+def handled(coordinator: Coordinator, event: In, now: Now) -> list[Out]:
+    """Have the coordinator handle the event as its server does; return the effects."""
+    if isinstance(event, Heartbeat):
+        answer = coordinator.acknowledge(event, now.mono)
+        if answer is not None:
+            return [Send(event.node, answer)]
+    return coordinator.handle(event, now)
 
 
 class Cluster:
@@ -208,8 +219,8 @@ class Cluster:
         }
         if isinstance(event, Join) and event.process == self.agents[event.node].process:
             self.agents[event.node].introduced = True
-        out = self.coordinator.handle(event, self.now)
-        twin = self.twin.handle(event, Now(self.mono, 5.0 - self.mono))
+        out = handled(self.coordinator, event, self.now)
+        twin = handled(self.twin, event, Now(self.mono, 5.0 - self.mono))
         assert [_timeless(one) for one in out] == [_timeless(one) for one in twin], "a wall clock decided something"
         for effect in out:
             self._carry_out(effect)
@@ -332,7 +343,7 @@ class Cluster:
         assert agent.alive
         if agent.connected:
             return
-        agent.connected, agent.joined_at, agent.introduced = True, self.mono, False
+        agent.connected, agent.joined_at, agent.introduced, agent.news = True, self.mono, False, None
         self.down[index].clear()
         address = self.plan.nodes[index].address
         port = 20_000 + agent.process.pid
@@ -584,7 +595,13 @@ class Cluster:
         agent.sent_at[agent.seq] = self.mono
         ranks = tuple(self._rank_heartbeat(rank, **how) for rank in agent.live)
         said: dict[str, Any] = {"preparing": agent.preparing, "answered": agent.answered, "took_s": agent.took_s}
-        self.say(index, Heartbeat(index, agent.seq, agent.generation, ranks, agent.fetched, **said))
+        heartbeat = Heartbeat(index, agent.seq, agent.generation, ranks, agent.fetched, **said)
+        news = RankNews.of(heartbeat, self.mono)
+        if news.repeats(agent.news):
+            heartbeat = msgspec.structs.replace(heartbeat, ranks=(), same=True)
+        else:
+            agent.news = news
+        self.say(index, heartbeat)
 
     def _rank_heartbeat(self, rank: SimRank, **how: Any) -> RankHeartbeat:
         idle_s = self.mono - rank.active_at

@@ -48,7 +48,7 @@ class Attendance:
         node = self._nodes.get(join.node)
         if node is None:
             return None
-        self._ledger.send(node.index, Welcome(self._lease_s))
+        self._ledger.send(node.index, Welcome(self._lease_s, brief=True))
         known = join.process in (node.process, node.stale_agent)
         carries_on, loss = known and node.link is not Presence.LOST, None
         if not known:

@@ -32,7 +32,7 @@ from launcher.coordinator.in_place.continuing import HotOpener
 from launcher.coordinator.in_place.draining import Drainer
 from launcher.coordinator.in_place.joining import Joiner
 from launcher.coordinator.links import Links
-from launcher.coordinator.nodes import KnownNode
+from launcher.coordinator.nodes import KnownNode, Presence
 from launcher.coordinator.opening import Opener
 from launcher.coordinator.verdict import Verdict
 from launcher.coordinator.watching import Watch
@@ -40,6 +40,8 @@ from launcher.plan.model import Plan
 from launcher.run.records import Event, RunState
 from launcher.states import Cause, State, exit_of
 from launcher.wire import messages
+
+_CALM_S = 0.25  # so long after an event, heartbeats that change nothing are answered without looking for what is due
 
 
 class Coordinator:
@@ -101,6 +103,35 @@ class Coordinator:
                 self._received(event)
         self._advance()
         return self._ledger.out
+
+    def acknowledge(self, heartbeat: messages.Heartbeat, mono: float) -> messages.HeartbeatAck | None:
+        """Return the answer to a heartbeat that changes nothing but its node's lease, and is handled with that; or None
+        if `handle` has to handle it.
+
+        That is true of most heartbeats of thousands of nodes. A few in a second are handled all the same, as what is
+        due without a deadline of its own is looked for on events.
+        """
+        node, attempt = self._nodes.get(heartbeat.node), self._attempt
+        plain = (
+            mono - self._ledger.mono < _CALM_S
+            and node is not None
+            and node.process is not None
+            and node.link is Presence.UP
+            and not node.is_replaced
+            and heartbeat.preparing == node.preparing
+            and heartbeat.fetched is None
+            and not (heartbeat.keeps and not attempt.kept)
+            and attempt.generation is not None
+            and heartbeat.generation == attempt.generation.number
+            and attempt.generation.is_unchanged_by(heartbeat, mono)
+        )
+        if node is None or not plain:
+            return None
+        if heartbeat.load is not None:
+            node.load = heartbeat.load
+        self._nodes.renew_lease(node, mono)
+        self._nodes.answer(node, heartbeat.seq, heartbeat.answered, heartbeat.took_s, mono)
+        return messages.HeartbeatAck(heartbeat.seq)
 
     def next_deadline(self) -> float | None:
         """Return the `mono` time at which the next Tick is needed, or None if none is."""

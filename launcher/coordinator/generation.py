@@ -71,6 +71,7 @@ class Generation:
         self._finished = 0
         self._idle = 0
         self._stopped: dict[int, float] = {}  # since when a signal holds this rank still, by its heartbeats
+        self._quiet_until: dict[int, float] = {}  # by node: no live rank of it is silent for too long before then
         self._debugged_at = -inf  # when a rank was last in a breakpoint: ranks that wait for it do not count as hung
         self._live = len(self.ranks)
         self.starting = set(self.members)
@@ -132,7 +133,13 @@ class Generation:
         """Update the ranks from a node's heartbeat, and return those of its reports that are about ranks of this
         generation.
         """
-        known = []
+        if heartbeat.same:
+            for still in self.of_node(heartbeat.node):
+                if still.live:
+                    idle_s = mono - max(still.active_at, self._debugged_at)
+                    self._set_idle(still, idle_s > self._silence.limit_s(reported=still.reported))
+            return []
+        known, quiet_until = [], inf
         for news in heartbeat.ranks:
             rank = self.rank_of(heartbeat.node, news.rank)
             if rank is None:
@@ -153,14 +160,21 @@ class Generation:
             idle_s = min(news.idle_s, mono - self._debugged_at)
             rank.active_at = max(rank.active_at, mono - idle_s)
             if rank.live:
-                self._set_idle(rank, idle_s > self._silence.limit_s(reported=rank.reported))
+                limit_s = self._silence.limit_s(reported=rank.reported)
+                self._set_idle(rank, idle_s > limit_s)
+                quiet_until = min(quiet_until, rank.active_at + limit_s)
+        self._quiet_until[heartbeat.node] = quiet_until
         return known
+
+    def is_unchanged_by(self, heartbeat: Heartbeat, mono: float) -> bool:
+        """Return whether a heartbeat of the present generation says of the node's ranks only what is known."""
+        return heartbeat.same and mono < self._quiet_until.get(heartbeat.node, 0.0)
 
     def unaccounted(self, heartbeat: Heartbeat) -> list[Rank]:
         """Return the ranks that should be running on a node which had been cut off, but are missing from its
         heartbeat.
         """
-        if heartbeat.node not in self.returned:
+        if heartbeat.node not in self.returned or heartbeat.same:
             return []
         named = {news.rank for news in heartbeat.ranks}
         return [rank for rank in self.of_node(heartbeat.node) if rank.live and rank.number not in named]

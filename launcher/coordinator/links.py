@@ -7,7 +7,7 @@ The pairs form a ring over all usable nodes, spares included: a third node shows
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from launcher.coordinator.attempt import Attempt
@@ -68,10 +68,11 @@ class Links:
         if agents == self._agents(pair):  # else what was seen is of one that is gone
             self._take(MeasuredLink(pair, seen.bytes_per_s, seen.round_trip_s, seen.problem))
 
-    def are_known(self, chosen: Sequence[int]) -> bool:
-        """Return whether ranks may start on the `chosen` nodes as far as links matter.
+    def are_known(self, choose: Callable[[], Sequence[int]]) -> bool:
+        """Return whether ranks may start, as far as links matter, on the nodes that `choose` returns.
 
-        Return False while links are being measured, and after a node was excluded for slow links.
+        Return False while links are being measured, and after a node was excluded for slow links. It is asked on every
+        event, so nodes are chosen only where that matters.
         """
         attempt = self._attempt
         if not attempt.rules.health or len(attempt.plan.nodes) < 2:
@@ -80,6 +81,7 @@ class Links:
             self._forget(attempt.gathering)
         if self._is_under_way():
             return False
+        chosen = choose()
         nodes = [*chosen, *sorted(attempt.nodes.usable.difference(chosen))]
         fresh = {index for index in nodes if self._looked_at.get(index) != self._agent(index)}
         if len(chosen) > 1 and fresh.intersection(chosen):
@@ -101,11 +103,9 @@ class Links:
         answered or are late; return False once no turn is left.
         """
         attempt = self._attempt
-        asked = [pair for pair, agents in self._asked.values() if agents == self._agents(pair)]
-        asked = [pair for pair in asked if attempt.nodes.usable.issuperset(pair)]
-        if asked and attempt.mono < self._until:
+        if attempt.mono < self._until and self._is_any_awaited():
             return True
-        for pair in asked:
+        for pair in [pair for pair, agents in self._asked.values() if self._is_awaited(pair, agents)]:
             node = attempt.nodes[pair[0]]
             if node.heard_at >= attempt.mono - fresh_s(
                 attempt.plan
@@ -117,6 +117,22 @@ class Links:
             return False
         self._ask(self._turns.popleft())
         return True
+
+    def _is_any_awaited(self) -> bool:
+        """Return whether any answer of the turn is still awaited; one that is not goes to the end, so that it is not
+        looked at again on the next event.
+        """
+        for _ in range(len(self._asked)):
+            number, (pair, agents) = next(iter(self._asked.items()))
+            if self._is_awaited(pair, agents):
+                return True
+            del self._asked[number]
+            self._asked[number] = pair, agents
+        return False
+
+    def _is_awaited(self, pair: Pair, agents: object) -> bool:
+        """Return whether the two agents that were to measure the link are here, and ranks could start there."""
+        return agents == self._agents(pair) and self._attempt.nodes.usable.issuperset(pair)
 
     def _measure(self, pairs: list[Pair]) -> None:
         """Begin to measure the links of `pairs`, in turns in which each node has one partner."""

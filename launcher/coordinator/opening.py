@@ -31,7 +31,7 @@ class Opener:
     """The part of the coordinator that opens the next generation, or ends the attempt if no further one is possible."""
 
     def __init__(
-        self, attempt: Attempt, aftermath: Aftermath, links_are_known: Callable[[Sequence[int]], bool]
+        self, attempt: Attempt, aftermath: Aftermath, links_are_known: Callable[[Callable[[], Sequence[int]]], bool]
     ) -> None:
         self._attempt = attempt
         self._aftermath = aftermath
@@ -58,9 +58,9 @@ class Opener:
             if attempt.mono >= attempt.awaited.until:
                 aftermath.end_without_checkpoint(attempt.awaited)
         elif attempt.gathering.complete(attempt.mono):
-            members, unfit = self._chosen(), len(attempt.nodes.unfit)
-            if self._links_are_known(members):
-                self._open(members)
+            unfit = len(attempt.nodes.unfit)
+            if self._links_are_known(self._chosen):
+                self._open(self._chosen())
             elif len(attempt.nodes.unfit) > unfit:
                 self.wait()  # without who was left out
         elif attempt.generation is None:

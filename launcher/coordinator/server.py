@@ -5,6 +5,7 @@ In a pool it holds a restart back until half of the voters have the record of th
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from math import inf
@@ -47,8 +48,8 @@ from launcher.wire import messages
 from launcher.wire.frames import Wire, WireError, WireServer, handshake_limit_s, wire_key
 from launcher.wire.messages import ToAgent, ToCoordinator
 
-_STATE_S = 1.0
-_STATE_SOON_S = 0.05
+_STATE_S, _STATE_TIMES = 1.0, 50  # between two states; at least so many times as long as it takes to gather one:
+_STATE_SOON_S, _STATE_SOON_TIMES = 0.05, 10  # that of 100,000 ranks takes 60 ms, and has to leave time for the agents
 _REPORTED_STALL_S = 1.0
 _DRAIN_S = 0.5
 _COPIED_LOOK_S = 0.005  # steps wait for it
@@ -152,6 +153,7 @@ class CoordinatorServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._state_timer: asyncio.TimerHandle | None = None
+        self._state_took_s = 0.0
         self.ended: asyncio.Future[Exit] = self._loop.create_future()
         self.goes_on = False  # once it has ended: another attempt follows
 
@@ -194,15 +196,23 @@ class CoordinatorServer:
             older.abort()  # a peer that is cut off takes nothing any more, and a close would wait for it
         self._handle(join)
         try:
-            while (message := await wire.receive()) is not None:
-                if message.node != join.node:
-                    raise WireError("a message in another node's name")
-                self._handle(message)
+            await wire.attend(functools.partial(self._receive, join.node))
         finally:
             if self._wires.get(join.node) is wire:
                 del self._wires[join.node]
                 self._handle(Disconnected(join.node))
                 self._look_for(join.node, join.process)
+
+    def _receive(self, node: int, message: ToCoordinator) -> None:
+        """Handle one message from the node's agent."""
+        if message.node != node:
+            raise WireError("a message in another node's name")
+        if isinstance(message, messages.Heartbeat) and not self.ended.done():
+            answer = self._coordinator.acknowledge(message, self._clock.now())
+            if answer is not None:
+                self._carry_out(Send(node, answer))
+                return
+        self._handle(message)
 
     def _look_for(self, node: int, process: ProcessId) -> None:
         """Check in the background whether the process of an agent that has no connection is dead."""
@@ -339,7 +349,7 @@ class CoordinatorServer:
     def _write_state_soon(self) -> None:
         """Schedule the next write of the state earlier than planned."""
         planned = self._state_timer.when() if self._state_timer is not None else inf
-        due = state_due_at(planned, self._loop.time())
+        due = state_due_at(planned, self._loop.time(), self._state_took_s)
         if due < planned:
             if self._state_timer is not None:
                 self._state_timer.cancel()
@@ -351,8 +361,11 @@ class CoordinatorServer:
             return
         waits = self._record_writer.state_waits  # for a disk that is slow, or full: those after it would pile up
         if not waits:
-            self._record_writer.write(self._coordinator.snapshot(self._now(), ended=not self._hold.holds_end))
-        self._state_timer = self._loop.call_later(_STATE_SOON_S if waits else _STATE_S, self._write_state)
+            began = time.thread_time()
+            self._record_writer.write(self._coordinator.snapshot(self._now()))
+            self._state_took_s = time.thread_time() - began
+        pause_s = _STATE_SOON_S if waits else max(_STATE_S, _STATE_TIMES * self._state_took_s)
+        self._state_timer = self._loop.call_later(pause_s, self._write_state)
 
     def _record_writer_failed(self, error: Exception) -> None:
         """Report a failed write to the event loop; called in the record writer's thread."""
@@ -367,11 +380,11 @@ class CoordinatorServer:
                 self.ended.set_exception(error)
 
 
-def state_due_at(planned: float, now: float) -> float:
-    """Return when to write the state after an event: soon, and no later than planned, so that a flood of events cannot
-    postpone it for ever.
+def state_due_at(planned: float, now: float, takes_s: float = 0.0) -> float:
+    """Return when to write a state, which takes `takes_s` to gather, after an event: soon, and no later than planned,
+    so that a flood of events cannot postpone it for ever.
     """
-    return min(planned, now + _STATE_SOON_S)
+    return min(planned, now + max(_STATE_SOON_S, _STATE_SOON_TIMES * takes_s))
 
 
 def keep_written(path: Path, record: Endpoint) -> None:

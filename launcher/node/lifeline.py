@@ -4,6 +4,7 @@ renews the lease under which the node's ranks may run.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,19 +12,46 @@ from launcher.clock import boottime, heartbeat_every_s, heartbeat_turn_s, lease_
 from launcher.node.ranks.group import Home
 from launcher.node.ranks.lease import Lease, LeaseWatch
 from launcher.plan.model import Plan
-from launcher.run.durable import Damaged, read_record
+from launcher.run.durable import Damaged, read_record, readable
 from launcher.run.records import Endpoint
 from launcher.wire import messages
-from launcher.wire.frames import Wire, WireError, complain, dial, wire_key
+from launcher.wire.frames import NoAnswer, Wire, WireError, complain, dial, wire_key
 from launcher.wire.messages import ToAgent, ToCoordinator
 
 _RETRY_S = 0.05
 _LOOK_S = 1.0
+_SAME_S = 0.1  # a rank that was active this much later has done something
+_MOST_PATIENCE = 16  # times as long as usual
 _MOST_GENERATIONS = 1 << 31
 _Weighty = (
     messages.Leads | messages.Started | messages.Exited | messages.Stopped
     | messages.NotFetched | messages.NothingWhole | messages.Settled | messages.Fault
 )  # fmt: skip
+
+
+class RankNews(NamedTuple):
+    """What a heartbeat says of the ranks: all that a coordinator needs once, and since when each has done nothing."""
+
+    generation: int
+    ranks: tuple[messages.RankHeartbeat, ...]
+    active_at: tuple[float, ...]
+
+    @classmethod
+    def of(cls, heartbeat: messages.Heartbeat, at: float) -> "RankNews":
+        """Return the news of a heartbeat that is sent at `at`."""
+        ranks = tuple(msgspec.structs.replace(one, idle_s=0.0) for one in heartbeat.ranks)
+        return cls(heartbeat.generation, ranks, tuple(at - one.idle_s for one in heartbeat.ranks))
+
+    def repeats(self, before: "RankNews | None") -> bool:
+        """Return whether these are the same ranks as `before`, which have done nothing since.
+
+        A rank that waits in a breakpoint always has news: that others wait for it is no hang.
+        """
+        if before is None or not self.ranks or any(one.breakpoint for one in self.ranks):
+            return False
+        if (self.generation, self.ranks) != (before.generation, before.ranks):
+            return False
+        return all(now - then < _SAME_S for now, then in zip(self.active_at, before.active_at, strict=True))
 
 
 class Lifeline:
@@ -36,13 +64,15 @@ class Lifeline:
         self._lease = lease
         self._key = wire_key(token, messages.WIRE, home.plan.run_id, home.attempt.number)
         self._wire: Wire[ToAgent, ToCoordinator] | None = None
-        self._refusal = ""
+        self._refusal, self._patience = "", 1
         self._told: list[ToCoordinator] = []
         self._unsaid: list[messages.Noted] = []
         self._sequence = 0
         self._sent_at: dict[int, float] = {}
         self._answered, self._took_s = 0, 0.0
         self._joined_at = 0.0
+        self._news: RankNews | None = None  # of the last heartbeat on this connection that told of the ranks
+        self._brief = False
         self._lease_s = lease_of_ranks(home.plan.spec.recovery.lease_s)
         self._leased_from(boottime() + home.plan.spec.recovery.wait_s)
 
@@ -91,6 +121,7 @@ class Lifeline:
         yet.
         """
         self._joined_at = boottime()
+        self._news, self._brief = None, False
         for one in (message, *self._told, *self._unsaid):
             self.send(one)
         self._unsaid.clear()
@@ -100,15 +131,21 @@ class Lifeline:
         if self._wire is None:
             return
         self._sequence += 1
-        self._sent_at[self._sequence] = boottime()
+        self._sent_at[self._sequence] = at = boottime()
+        news = RankNews.of(heartbeat, at)
+        same = self._brief and news.repeats(self._news)
+        self._news = self._news if same else news
+        if same:
+            heartbeat = msgspec.structs.replace(heartbeat, ranks=(), same=True)
         self.send(msgspec.structs.replace(heartbeat, seq=self._sequence, answered=self._answered, took_s=self._took_s))
 
-    def welcomed(self, lease_s: float) -> None:
-        """Use the length of the lease that the coordinator's Welcome gives.
+    def welcomed(self, lease_s: float, *, brief: bool = False) -> None:
+        """Take over the lease's length from a Welcome, and whether heartbeats may be brief.
 
         An expired lease is renewed by an answered heartbeat alone, because a coordinator that has given up this node's
         ranks sends a Welcome too.
         """
+        self._brief = brief
         self._lease_s = lease_of_ranks(min(lease_s, self._home.plan.spec.recovery.lease_s))
         if self._lease.until > boottime():
             self._leased_from(self._joined_at)  # when it was sent, which is earlier than it was received
@@ -167,20 +204,40 @@ class Lifeline:
             self._wire.close()
 
     async def _reach(self) -> Wire[ToAgent, ToCoordinator] | None:
-        """Return an authenticated connection to the coordinator that the run directory names now, or None if the
-        connection fails.
+        """Return an authenticated connection to the coordinator that the run directory names now, or None if none can
+        be made yet.
+
+        Each connection that a busy coordinator does not turn to in time is followed by one that waits twice as long.
         """
         try:
             endpoint = read_record(self._home.attempt.endpoint, Endpoint)
             if endpoint is None:
                 return None
-            own, peers = self._home.node.address, self._home.plan.nodes_max
-            return await dial(endpoint.address, endpoint.port, own, self._key, messages.TO_AGENT, peers=peers)
+            wire = await self._dial(endpoint)
+            self._patience = 1
+            return wire
         except (WireError, Damaged) as error:  # the lease decides how long this may go on
+            if isinstance(error, NoAnswer):
+                self._patience = min(2 * self._patience, _MOST_PATIENCE)
             if str(error) != self._refusal:
                 self._refusal = str(error)
                 complain(f"no line to the coordinator: {error}")
             return None
+
+    async def _dial(self, endpoint: Endpoint) -> Wire[ToAgent, ToCoordinator] | None:
+        """Return a connection to the coordinator at this address, or None once another address is in its place."""
+        own, peers = self._home.node.address, self._home.plan.nodes_max
+        place, at = (endpoint.address, endpoint.port), self._home.attempt.endpoint
+        dialling = asyncio.create_task(
+            dial(*place, own, self._key, messages.TO_AGENT, peers=peers, patience=self._patience)
+        )
+        try:
+            while not (await asyncio.wait([dialling], timeout=_LOOK_S))[0]:
+                if readable(at, Endpoint) not in (endpoint, None):
+                    return None
+            return await dialling
+        finally:
+            dialling.cancel()
 
 
 def check_start(start: messages.Start, plan: Plan) -> None:

@@ -170,8 +170,8 @@ class NodeAgent:
     def _obey(self, message: messages.ToAgent) -> None:
         """Carry out a message of the coordinator."""
         match message:
-            case messages.Welcome(lease_s=lease_s):
-                self._line.welcomed(lease_s)
+            case messages.Welcome(lease_s=lease_s, brief=brief):
+                self._line.welcomed(lease_s, brief=brief)
             case messages.HeartbeatAck(seq=seq):
                 self._line.answered(seq)
             case messages.CheckLink():

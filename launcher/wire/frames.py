@@ -9,18 +9,19 @@ The key is valid for one kind of connection of one attempt of one run. CLIENT an
 ends, as each end sees them, so that a proof that is forwarded or replayed is worthless. Neither token nor key is ever
 sent.
 
-Before a peer has proved that it has the key, only one short line of it is read. It has HANDSHAKE_S seconds for the
-proof; if more peers wait than there can be, the oldest is dropped. After the proof, both sides send JSON lines; the
-client's line comes first.
+Until a peer has proved itself no more of it is kept than one short line. It has HANDSHAKE_S for that. Of more than
+MOST_UNPROVED at once, the kernel keeps the others waiting in their order.
+Afterwards there are JSON lines, the client's first.
 """
 
 import asyncio
-import functools
 import hmac
 import ipaddress
 import itertools
+import os
 import resource
 import secrets
+import select
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -37,13 +38,18 @@ HANDSHAKE_LINE_BYTES = 512
 HANDSHAKE_S = 5.0
 _HANDSHAKE_OF_A_PEER_S = 0.002  # of each that may come at the same moment: they are let in one after the other
 MAX_UNSENT_BYTES = 8 << 20
-MOST_UNPROVED = 256  # at least; as many as there are peers, or a herd of them would evict each other
+MOST_UNPROVED = 1280  # in HANDSHAKE_S each: more than 10,000 strangers a minute, who keep none waiting that is honest
+_LEAST_UNPROVED = 16
 _OTHER_DESCRIPTORS = 256  # that a process has open beside its connections, at most
-_BACKLOG = 65_535  # as many as the kernel allows: whoever finds no place connects again only after seconds
+_BACKLOG = 65_535  # as many as the kernel allows: a peer that finds no place connects again only after seconds
 _AT_ONCE = 64  # connections that are accepted before those already there are served
 _AGAIN_S = 0.05
+_READ_BYTES = 1 << 16
+_MANY, _GATHER_S = 1000, 0.005  # connections; with more, messages that arrive within this time are read together
 _MOST_COMPLAINTS = 1000
 _complaints = itertools.count()
+_TOO_LONG = "it sent a line beyond the size limit"
+_TOO_MUCH = "it left, or said too much, before its proof"
 _STRANGER = "it does not know this run's token, or speaks for another"
 
 In = TypeVar("In")
@@ -53,6 +59,10 @@ Nonce = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 class WireError(LaunchError):
     """Raised when the peer breaks the protocol, cannot be reached, or does not prove that it has the key."""
+
+
+class NoAnswer(WireError):
+    """Raised when the connection was made, and the server did not turn to it in time: it may have many others."""
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,8 +125,11 @@ class Wire(Generic[In, Out]):
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         decoder: msgspec.json.Decoder[In],
         peer: tuple[str, int],
+        limit: int = MAX_LINE_BYTES,
+        inbox: "_Inbox | None" = None,
     ) -> None:
         self._reader, self.writer = streams
+        self._limit, self._inbox = limit, inbox
         self._decoder = decoder
         self.address, port = peer
         self.peer = f"{self.address}:{port}"
@@ -128,8 +141,31 @@ class Wire(Generic[In, Out]):
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             return None
         except asyncio.LimitOverrunError as error:
-            raise WireError("it sent a line beyond the size limit") from error
+            raise WireError(_TOO_LONG) from error
         return parsed(line, self._decoder)
+
+    async def attend(self, handle: Callable[[In], None]) -> None:
+        """Call `handle` with each message until the peer has closed; raise WireError for an invalid line, and whatever
+        `handle` raises.
+
+        It is called as soon as bytes are read: for thousands of peers, a task that wakes up for each message costs more
+        than the message.
+        """
+        transport = self.writer.transport
+        lines = _Lines(transport, self._inbox, self._limit, lambda line: handle(parsed(line, self._decoder)))
+        transport.set_protocol(lines)
+        self._reader.feed_eof()  # it gets nothing from now on
+        if self._reader.exception() is not None:
+            return  # the connection broke before
+        lines.data_received(await self._reader.read())
+        if transport.is_closing():
+            lines.connection_lost(None)
+        elif self._inbox is not None:
+            self._inbox.add(lines)
+        try:
+            await lines.ended
+        finally:
+            lines.connection_lost(None)
 
     def send(self, message: Out) -> None:
         """Queue one message and return at once; a peer that reads nothing for too long is dropped."""
@@ -162,9 +198,146 @@ class Wire(Generic[In, Out]):
         self.writer.transport.abort()
 
 
+class _Handshake:
+    """A connection whose peer has not yet proved the key: its socket, what was sent to it, and its line so far."""
+
+    __slots__ = ("ends", "key", "line", "nonce", "peer", "until")
+
+    def __init__(self, peer: socket.socket, key: bytes, until: float) -> None:
+        """Send the first line; raise OSError if the peer has gone."""
+        self.peer, self.key, self.until, self.line = peer, key, until, b""
+        self.nonce, self.ends = secrets.token_hex(16), (_end(peer.getpeername()), _end(peer.getsockname()))
+        _send_now(peer, _Hello(WIRE_VERSION, self.nonce))
+
+    def advance(self) -> bool:
+        """Read what has come, and return whether the peer has proved the key now, with our proof sent to it; raise
+        WireError or OSError if it cannot any more.
+        """
+        try:
+            piece = self.peer.recv(HANDSHAKE_LINE_BYTES - len(self.line))
+        except BlockingIOError:
+            return False
+        _check(bool(piece), _TOO_MUCH)
+        self.line += piece
+        if not self.line.endswith(b"\n"):
+            return False
+        proof = parsed(self.line, decoder_of(_Proof))
+        nonces = f"{self.nonce}|{proof.nonce}"
+        _check(proof.v == WIRE_VERSION, f"it speaks version {proof.v} of the wire, not {WIRE_VERSION}")
+        right = proof_of(self.key, "client", *self.ends, nonces)
+        _check(hmac.compare_digest(proof.mac.encode(), right.encode()), _STRANGER)
+        _send_now(self.peer, _Answer(proof_of(self.key, "server", *self.ends, nonces)))
+        return True
+
+
+class _Lines(asyncio.Protocol):
+    """Hands each line that arrives to `handle`; `ended` is done once the connection is, with an error that ended it."""
+
+    def __init__(
+        self, transport: asyncio.WriteTransport, inbox: "_Inbox | None", limit: int, handle: Callable[[bytes], None]
+    ) -> None:
+        self._transport, self._inbox, self._limit, self._handle, self._rest = transport, inbox, limit, handle, b""
+        self.descriptor: int = transport.get_extra_info("socket").fileno()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def pause(self) -> None:
+        """Have the event loop read nothing any more: `read` is called instead."""
+        self._transport.pause_reading()  # type: ignore[attr-defined]
+
+    def read(self) -> None:
+        """Handle what has arrived."""
+        try:
+            data = os.read(self.descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self.data_received(data)
+        else:
+            self._transport.close()
+            self._end(None)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle the lines that are complete now, and keep what is left."""
+        *lines, self._rest = (self._rest + data if self._rest else data).split(b"\n")
+        try:
+            for line in lines:
+                if self.ended.done():
+                    return
+                self._handle(line)
+            _check(len(self._rest) <= self._limit, _TOO_LONG)
+        except Exception as error:  # noqa: BLE001 - it is raised where the connection is attended to
+            self._end(error)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """End, as the peer or we have closed the connection."""
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        """Have nothing read any more, and raise `error`, if any, where the end is awaited."""
+        if self._inbox is not None:
+            self._inbox.remove(self)
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+
+
+class _Inbox:
+    """The connections of many peers, read together: the event loop waits for one epoll that has them all.
+
+    Among very many it is looked at a few hundred times in a second, not for each message.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._epoll = select.epoll()
+        self._lines: dict[int, _Lines] = {}
+        self._later: asyncio.TimerHandle | None = None
+        self._wait()
+
+    def add(self, lines: _Lines) -> None:
+        """Read this connection from now on."""
+        lines.pause()
+        self._lines[lines.descriptor] = lines
+        self._epoll.register(lines.descriptor, select.EPOLLIN)
+
+    def remove(self, lines: _Lines) -> None:
+        """Read this connection no longer; call it before its socket is closed."""
+        if self._lines.get(lines.descriptor) is lines:
+            del self._lines[lines.descriptor]
+            self._epoll.unregister(lines.descriptor)
+
+    def close(self) -> None:
+        """Read no connection any more."""
+        if self._later is not None:
+            self._later.cancel()
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def _wait(self) -> None:
+        """Have the loop call `_read` once one of the connections can be read."""
+        self._loop.add_reader(self._epoll.fileno(), self._read)
+
+    def _read(self) -> None:
+        """Read the connections on which something has arrived."""
+        ready = self._epoll.poll(0, _AT_ONCE)
+        for descriptor, _ in ready:
+            lines = self._lines.get(descriptor)
+            if lines is not None and not lines.ended.done():
+                lines.read()
+        if len(self._lines) > _MANY and len(ready) < _AT_ONCE:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._later = self._loop.call_later(_GATHER_S, self._wait)
+
+
 class WireServer(Generic[In, Out]):
-    """A server that calls `serve` with a Wire for each peer that has proved the key. A peer that breaks the protocol
-    loses only its own connection.
+    """A server that calls `serve` for each peer that has proved the key; a bad peer harms only its own connection.
+
+    While `most_unproved` connections are without a proof no other is accepted: the kernel keeps them in their order.
     """
 
     def __init__(
@@ -175,78 +348,152 @@ class WireServer(Generic[In, Out]):
         most_peers: int,
         line_bytes: int = MAX_LINE_BYTES,
         handshake_s: float | None = None,
+        most_unproved: int = MOST_UNPROVED,
     ) -> None:
         self._key, self._decoder, self._line_bytes = key, decoder, line_bytes
-        self._handshake_s = handshake_limit_s(most_peers) if handshake_s is None else handshake_s  # for a proof
-        self._serve, self._most_peers = serve, most_peers
+        self._handshake_s = HANDSHAKE_S if handshake_s is None else handshake_s  # for a proof
+        self._serve, self._most_peers, self._most_unproved = serve, most_peers, most_unproved
         self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS
         self._listening: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
-        self._unproved: dict[socket.socket, asyncio.Task[None]] = {}  # the oldest first
+        self._accepts = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._unproved: dict[socket.socket, _Handshake] = {}  # the oldest first
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str, port: int = 0) -> int:
-        """Listen on `address`, at a free port or at `port`, which an earlier process may have had; return the port."""
-        self._listening = listening = await _socket_for(address)
+        """Listen only on `address`, on any port or on the one that an earlier process had; return the port."""
+        self._loop, self._inbox = asyncio.get_running_loop(), _Inbox()
+        listening = await _socket_for(address)
         try:
             if port:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((address, port))
             # Connections linger when we are gone: who comes after us may have the port all the same.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.listen(_BACKLOG)
         except BaseException:
             listening.close()
             raise
-        listening.listen(_BACKLOG)
-        self._accepting = asyncio.create_task(self._accept(listening))
+        self._listening = listening
+        self._accept_if_room()
         return int(listening.getsockname()[1])
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
-        tasks = {*([self._accepting] if self._accepting else ()), *self._unproved.values(), *self._serving}
+        for timer in (self._timer, self._again):
+            if timer is not None:
+                timer.cancel()
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            self._loop.remove_reader(listening)
+            listening.close()
+        for peer in [*self._unproved]:
+            self._forget(peer)
+            peer.close()
+        await asyncio.sleep(0)  # each that was created has begun, and closes its socket when it is cancelled
+        tasks = {*self._serving}
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        if self._listening is not None:
-            self._listening.close()
+        self._inbox.close()
 
-    async def _accept(self, listening: socket.socket) -> None:
-        """Accept connections for ever; if too many have not proved the key, drop the oldest of them."""
-        for number in itertools.count():
-            try:
-                peer, _ = listening.accept()  # not by the loop: where it is cancelled, it loses who was let in already
-                peer.setblocking(False)
-            except BlockingIOError:
-                await _readable(listening)
-                continue
-            except OSError:  # it is gone again, or there is no descriptor left
-                await asyncio.sleep(_AGAIN_S)
-                continue
-            task = self._unproved[peer] = asyncio.create_task(self._serve_peer(peer))
-            task.add_done_callback(functools.partial(self._forget, peer))
-            if len(self._unproved) > self._most_unproved:
-                oldest = next(iter(self._unproved.values()))
-                oldest.cancel()
-                await asyncio.wait([oldest])
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)  # new peers may authenticate before the next are accepted
+    # -- who has not proved itself
 
     @property
-    def _most_unproved(self) -> int:
-        """Return how many connections without a proof are accepted at a time: as many as there can be peers, as far as
-        descriptors allow.
-        """
-        return max(MOST_UNPROVED, min(self._most_peers, self._descriptors - len(self._serving)))
+    def _has_room(self) -> bool:
+        """Return whether one more connection may be without a proof."""
+        most = min(self._most_unproved, max(_LEAST_UNPROVED, self._descriptors - len(self._serving)))
+        return len(self._unproved) < most
 
-    async def _serve_peer(self, peer: socket.socket) -> None:
-        """Authenticate one peer and run `serve` for it."""
-        async with asyncio.timeout(self._handshake_s):
-            await _challenge(peer, self._key)
-        if len(self._serving) >= self._most_peers:
-            raise WireError("too many connections at once")
-        self._serving.add(self._unproved.pop(peer))
-        wire: Wire[In, Out] = await _opened(peer, self._decoder, self._line_bytes)
+    def _accept_if_room(self) -> None:
+        """Accept connections from now on if there is room for one, else leave them to the kernel."""
+        accepts = self._listening is not None and self._has_room
+        if self._listening is not None and accepts != self._accepts:
+            if accepts:
+                self._loop.add_reader(self._listening, self._accept, self._listening)
+            else:
+                self._loop.remove_reader(self._listening)
+        self._accepts = accepts
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept the connections that wait, as many as there is room for; a few at a time, so that those already here
+        are served.
+        """
+        for _ in range(_AT_ONCE):
+            if not self._has_room:
+                break
+            try:
+                peer, _ = listening.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # it is gone again, or there is no descriptor left
+                self._loop.remove_reader(listening)
+                self._accepts = False
+                self._again = self._loop.call_later(_AGAIN_S, self._accept_if_room)
+                return
+            self._challenge(peer)
+        self._accept_if_room()
+
+    def _challenge(self, peer: socket.socket) -> None:
+        """Ask a peer that has connected for its proof."""
+        peer.setblocking(False)
+        try:
+            handshake = _Handshake(peer, self._key, self._loop.time() + self._handshake_s)
+        except OSError as error:
+            self._drop(peer, error)
+            return
+        self._unproved[peer] = handshake
+        self._loop.add_reader(peer, self._advance, handshake)
+        if self._timer is None:
+            self._timer = self._loop.call_at(handshake.until, self._drop_overdue)
+
+    def _advance(self, handshake: _Handshake) -> None:
+        """Read a peer's proof as far as it has come; serve the peer once it is complete and right."""
+        peer = handshake.peer
+        try:
+            if not handshake.advance():
+                return
+            if len(self._serving) >= self._most_peers:
+                raise WireError("too many connections at once")
+        except (WireError, OSError) as error:
+            self._forget(peer)
+            self._drop(peer, error)
+            return
+        self._forget(peer)
+        task = self._loop.create_task(self._attend(peer))
+        self._serving.add(task)
+        task.add_done_callback(self._ended)
+
+    def _drop_overdue(self) -> None:
+        """Drop the peers whose time is over; what has come of one by now was in time, as it may be we who are late."""
+        self._timer = None
+        while self._unproved:
+            oldest = next(iter(self._unproved.values()))
+            if oldest.until > self._loop.time():
+                self._timer = self._loop.call_at(oldest.until, self._drop_overdue)
+                return
+            self._advance(oldest)
+            if oldest.peer in self._unproved:
+                self._forget(oldest.peer)
+                self._drop(oldest.peer, TimeoutError("no proof in time"))
+
+    def _forget(self, peer: socket.socket) -> None:
+        """Stop reading a peer's proof, which makes room for another."""
+        self._loop.remove_reader(peer)
+        del self._unproved[peer]
+        self._accept_if_room()
+
+    def _drop(self, peer: socket.socket, _error: Exception) -> None:
+        """Close the connection of a peer that has not proved itself, and never will; nobody is told of the error."""
+        peer.close()
+
+    # -- who has
+
+    async def _attend(self, peer: socket.socket) -> None:
+        """Serve one peer."""
+        wire: Wire[In, Out] = await _opened(peer, self._decoder, self._line_bytes, self._inbox)
         try:
             await self._serve(wire)
         except (WireError, OSError) as error:
@@ -255,11 +502,10 @@ class WireServer(Generic[In, Out]):
         finally:
             wire.close()
 
-    def _forget(self, peer: socket.socket, task: "asyncio.Task[None]") -> None:
-        """Remove a connection whose `task` has ended, and report an unexpected error that ended it."""
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """Forget a connection that has ended, and report an unexpected error that ended it."""
         self._serving.discard(task)
-        if self._unproved.pop(peer, None) is not None:
-            peer.close()
+        self._accept_if_room()
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, (WireError, OSError)):
             task.get_loop().call_exception_handler({"message": "serving a peer failed", "exception": error})
@@ -280,27 +526,45 @@ async def dial(
     decoder: msgspec.json.Decoder[In],
     line_bytes: int = MAX_LINE_BYTES,
     peers: int = 1,
+    patience: int = 1,
 ) -> Wire[In, Any]:
-    """Connect from `own_address`, authenticate both sides, and return the wire; raise WireError if either fails.
+    """Connect from `own_address`, authenticate both sides, and return the wire; raise WireError if either fails,
+    NoAnswer if the connection was made and nothing came of it in time.
 
-    `peers` is how many may connect to the server at the same moment, which lengthens the time limit; `line_bytes` is
-    the longest line accepted.
+    `peers` is how many may connect to the server at the same moment. A connection that waits for its turn may do so
+    `patience` times as long as usual.
     """
     try:
-        async with asyncio.timeout(handshake_limit_s(peers)):
-            peer = await _socket_for(address)
-            try:
-                peer.bind((own_address, 0))
-                await asyncio.get_running_loop().sock_connect(peer, (address, port))
+        peer = await _connected(address, port, own_address, handshake_limit_s(peers))
+        try:
+            async with asyncio.timeout(handshake_limit_s(peers) * patience):
                 await _prove(peer, key)
-            except BaseException:
-                peer.close()
-                raise
-            return await _opened(peer, decoder, line_bytes)
+        except TimeoutError as error:
+            peer.close()
+            raise NoAnswer(f"{address}:{port}: no answer") from error
+        except BaseException:
+            peer.close()
+            raise
+        return await _opened(peer, decoder, line_bytes)
     except OSError as error:
         raise WireError(f"{address}:{port}: {str(error) or 'no answer'}") from error
+    except NoAnswer:
+        raise
     except WireError as error:
         raise WireError(f"{address}:{port}: {error}") from error
+
+
+async def _connected(address: str, port: int, own_address: str, limit_s: float) -> socket.socket:
+    """Return a socket that is connected to the server, as far as its kernel can tell."""
+    peer = await _socket_for(address)
+    try:
+        peer.bind((own_address, 0))
+        async with asyncio.timeout(limit_s):
+            await asyncio.get_running_loop().sock_connect(peer, (address, port))
+    except BaseException:
+        peer.close()
+        raise
+    return peer
 
 
 async def _socket_for(address: str) -> socket.socket:
@@ -315,40 +579,19 @@ async def _socket_for(address: str) -> socket.socket:
     return made
 
 
-async def _readable(listening: socket.socket) -> None:
-    """Wait until the listening socket has a connection to accept."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(listening, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(listening)
-
-
-async def _opened(peer: socket.socket, decoder: msgspec.json.Decoder[In], line_bytes: int) -> Wire[In, Any]:
+async def _opened(
+    peer: socket.socket, decoder: msgspec.json.Decoder[In], line_bytes: int, inbox: _Inbox | None = None
+) -> Wire[In, Any]:
     """Return the wire on an authenticated socket."""
     try:
         address, port = peer.getpeername()[
             :2
         ]  # the transport has no address of a peer that has reset the connection by then
-        return Wire(await asyncio.open_connection(sock=peer, limit=line_bytes), decoder, (address, port))
+        streams = await asyncio.open_connection(sock=peer, limit=line_bytes)
+        return Wire(streams, decoder, (address, port), line_bytes, inbox)
     except BaseException:
         peer.close()
         raise
-
-
-async def _challenge(peer: socket.socket, key: bytes) -> None:
-    """Check, as the server, the peer's proof that it has the key, and send our own; raise WireError if the peer lacks
-    the key.
-    """
-    nonce, ends = secrets.token_hex(16), (_address_text(peer.getpeername()), _address_text(peer.getsockname()))
-    await _send_line(peer, _Hello(WIRE_VERSION, nonce))
-    proof = await _receive_line(peer, _Proof)
-    nonces = f"{nonce}|{proof.nonce}"
-    _check(proof.v == WIRE_VERSION, f"it speaks version {proof.v} of the wire, not {WIRE_VERSION}")
-    _check(hmac.compare_digest(proof.mac.encode(), proof_of(key, "client", *ends, nonces).encode()), _STRANGER)
-    await _send_line(peer, _Answer(proof_of(key, "server", *ends, nonces)))
 
 
 async def _prove(peer: socket.socket, key: bytes) -> None:
@@ -359,7 +602,7 @@ async def _prove(peer: socket.socket, key: bytes) -> None:
     _check(hello.v == WIRE_VERSION, f"it speaks version {hello.v} of the wire, not {WIRE_VERSION}")
     nonce, ends = secrets.token_hex(16), (_address_text(peer.getsockname()), _address_text(peer.getpeername()))
     nonces = f"{hello.nonce}|{nonce}"
-    await _send_line(peer, _Proof(WIRE_VERSION, nonce, proof_of(key, "client", *ends, nonces)))
+    _send_now(peer, _Proof(WIRE_VERSION, nonce, proof_of(key, "client", *ends, nonces)))
     answer = await _receive_line(peer, _Answer)
     _check(hmac.compare_digest(answer.mac.encode(), proof_of(key, "server", *ends, nonces).encode()), _STRANGER)
 
@@ -376,9 +619,9 @@ def _address_text(name: tuple[Any, ...]) -> str:
     return f"{address.partition('%')[0]} {port}"  # what follows is this machine's name of an interface
 
 
-async def _send_line(peer: socket.socket, words: msgspec.Struct) -> None:
-    """Send one message of the handshake."""
-    await asyncio.get_running_loop().sock_sendall(peer, msgspec.json.encode(words) + b"\n")
+def _send_now(peer: socket.socket, words: msgspec.Struct) -> None:
+    """Send one message of the handshake, for which the kernel has room; raise OSError if the peer has gone."""
+    peer.send(msgspec.json.encode(words) + b"\n")
 
 
 async def _receive_line(peer: socket.socket, kind: type[T]) -> T:
@@ -388,6 +631,6 @@ async def _receive_line(peer: socket.socket, kind: type[T]) -> T:
     line = b""
     while not line.endswith(b"\n"):
         piece = await asyncio.get_running_loop().sock_recv(peer, HANDSHAKE_LINE_BYTES - len(line))
-        _check(bool(piece), "it left, or said too much, before its proof")
+        _check(bool(piece), _TOO_MUCH)
         line += piece
     return parsed(line, decoder_of(kind))

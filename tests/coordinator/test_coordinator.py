@@ -1585,7 +1585,7 @@ def test_every_heartbeat_is_answered_and_every_join_welcomed() -> None:
     cluster = running(2)
     cluster.feed(Heartbeat(1, 41, 0))
     assert cluster.sent[-1][1:] == (1, HeartbeatAck(41))
-    assert [node for _, node, message in cluster.sent if message == Welcome(LEASE)] == [0, 1]
+    assert [node for _, node, message in cluster.sent if message == Welcome(LEASE, brief=True)] == [0, 1]
 
 
 def test_nothing_comes_after_the_end() -> None:

@@ -7,7 +7,19 @@ import pytest
 from launcher.coordinator.coordinator import Coordinator
 from launcher.coordinator.effects import Now, Send
 from launcher.run.records import ProcessId, RankExit
-from launcher.wire.messages import Exited, Heartbeat, Join, Leads, RankHeartbeat, Ready, Start, Started
+from launcher.spec.model import Recovery
+from launcher.wire.messages import (
+    CheckLink,
+    Exited,
+    Heartbeat,
+    Join,
+    Leads,
+    LinkSeen,
+    RankHeartbeat,
+    Ready,
+    Start,
+    Started,
+)
 from tests.simulated_cluster import WALL, plan_of
 
 FEW, MANY = 20, 400
@@ -17,10 +29,11 @@ LOST_PEER = "torch.distributed.DistBackendError: NCCL error: remote process exit
 class Run:
     """A coordinator of this many nodes, each with two ranks; it counts the operations that each message takes."""
 
-    def __init__(self, nodes):
+    def __init__(self, nodes, **rules):
         self.nodes, self.mono = nodes, 0.0
-        self.coordinator = Coordinator(plan_of(nodes, least=nodes // 2), 1, [], self.now())
-        self.sent = []
+        plan = plan_of(nodes, least=nodes // 2, rules=Recovery(**rules))
+        self.coordinator = Coordinator(plan, 1, [], self.now())
+        self.sent, self.asked = [], []
 
     def now(self):
         self.mono += 0.0001
@@ -44,6 +57,8 @@ class Run:
         finally:
             sys.settrace(before)
         self.sent += [effect.message for effect in out if isinstance(effect, Send)]
+        checks = [effect for effect in out if isinstance(effect, Send) and isinstance(effect.message, CheckLink)]
+        self.asked += [(effect.node, effect.message.number) for effect in checks]
         return count
 
     def of_each(self, make, nodes):
@@ -87,3 +102,23 @@ def costs(nodes, end):
 def test_a_message_costs_as_much_among_many_nodes_as_among_few(end):
     few, many = costs(FEW, end), costs(MANY, end)
     assert {kind for kind in few if many[kind] > 1.5 * few[kind]} == set(), (few, many)
+
+
+def test_a_measured_link_costs_as_much_among_many_nodes_as_among_few():
+    """Each answer had all the others looked at that were still awaited."""
+
+    def dearest(nodes):
+        run = Run(nodes, health=True)
+        for node in [*range(1, nodes), 0]:
+            run.handle(join(node))
+            run.handle(Ready(node))
+        costs = []
+        while not any(isinstance(message, Start) for message in run.sent):
+            asked, run.sent = [*run.asked], []
+            run.asked.clear()
+            assert asked
+            costs += [run.handle(LinkSeen(node, number, 1e9, 1e-4)) for node, number in asked][:-1]
+        return max(costs)
+
+    few, many = dearest(FEW), dearest(MANY)
+    assert many <= 1.5 * few, (few, many)

@@ -413,8 +413,8 @@ class Agent(Process):
 
     def _obey(self, message):
         match message:
-            case messages.Welcome(lease_s=lease_s):
-                self.line.welcomed(lease_s)
+            case messages.Welcome(lease_s=lease_s, brief=brief):
+                self.line.welcomed(lease_s, brief=brief)
             case messages.HeartbeatAck(seq=seq):
                 self.line.answered(seq)
             case messages.Start():

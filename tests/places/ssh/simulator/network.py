@@ -116,6 +116,10 @@ class Wire:
             return None
         return parsed(line, self._decoder)
 
+    async def attend(self, handle):
+        while (message := await self.receive()) is not None:
+            handle(message)
+
     def close(self, *, by_kernel=True):
         if self._open:
             self._open = False
