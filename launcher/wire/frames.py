@@ -40,6 +40,7 @@ _HANDSHAKE_OF_A_PEER_S = 0.002  # of each that may come at the same moment: they
 MAX_UNSENT_BYTES = 8 << 20
 MOST_UNPROVED = 1280  # in HANDSHAKE_S each: more than 10,000 strangers a minute, who keep none waiting that is honest
 _LEAST_UNPROVED = 16
+_PROOF_OF_A_PEER_S = 0.0005  # more for each that may come at the same moment, all from a few machines
 _OTHER_DESCRIPTORS = 256  # that a process has open beside its connections, at most
 _BACKLOG = 65_535  # as many as the kernel allows: a peer that finds no place connects again only after seconds
 _AT_ONCE = 64  # connections that are accepted before those already there are served
@@ -338,6 +339,7 @@ class WireServer(Generic[In, Out]):
     """A server that calls `serve` for each peer that has proved the key; a bad peer harms only its own connection.
 
     While `most_unproved` connections are without a proof no other is accepted: the kernel keeps them in their order.
+    By default that is a constant, or as many as there can be peers, for all of whom its queue may be too short.
     """
 
     def __init__(
@@ -348,11 +350,13 @@ class WireServer(Generic[In, Out]):
         most_peers: int,
         line_bytes: int = MAX_LINE_BYTES,
         handshake_s: float | None = None,
-        most_unproved: int = MOST_UNPROVED,
+        most_unproved: int | None = None,
     ) -> None:
         self._key, self._decoder, self._line_bytes = key, decoder, line_bytes
-        self._handshake_s = HANDSHAKE_S if handshake_s is None else handshake_s  # for a proof
-        self._serve, self._most_peers, self._most_unproved = serve, most_peers, most_unproved
+        usual_s = HANDSHAKE_S + _PROOF_OF_A_PEER_S * most_peers
+        self._handshake_s = usual_s if handshake_s is None else handshake_s  # for a proof
+        self._serve, self._most_peers = serve, most_peers
+        self._most_unproved = max(MOST_UNPROVED, most_peers) if most_unproved is None else most_unproved
         self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS
         self._listening: socket.socket | None = None
         self._accepts = False

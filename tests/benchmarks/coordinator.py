@@ -84,8 +84,9 @@ async def coordinate(run):
 class Fleet:
     """All agents of a run, simulated without their machines."""
 
-    def __init__(self, run, nodes):
+    def __init__(self, run, nodes, *, steps=False):
         self.run = run
+        self.steps, self.told_of = steps, {}
         self.key = wire_key(read_intent(run.attempt(1)).token, messages.WIRE, "scale-0000", 1)
         self.nodes = nodes
         self.started = 0
@@ -102,9 +103,19 @@ class Fleet:
             began = time.monotonic()
             for number, (node, wire) in enumerate([*self.wires.items()]):
                 await asyncio.sleep(began + number * self.every_s / len(self.nodes) - time.monotonic())
-                ranks = tuple(messages.RankHeartbeat(node * RANKS + local, 0.0, True, False) for local in range(RANKS))
-                wire.send(messages.Heartbeat(node, seq, self.generation, ranks))
+                wire.send(self.heartbeat(node, seq))
             await asyncio.sleep(max(0.01, began + self.every_s - time.monotonic()))
+
+    def heartbeat(self, node, seq):
+        """Return a heartbeat: in full once in each generation and with --steps, else one that says `same`."""
+        told = self.told_of.get(node) == self.generation
+        self.told_of[node] = self.generation
+        if told and not self.steps:
+            return messages.Heartbeat(node, seq, self.generation, same=True, answered=max(0, seq - 1))
+        numbers = range(node * RANKS, (node + 1) * RANKS) if self.generation else ()
+        step = seq if self.steps else None
+        ranks = tuple(messages.RankHeartbeat(rank, 0.0, True, False, step=step) for rank in numbers)
+        return messages.Heartbeat(node, seq, self.generation, ranks, answered=max(0, seq - 1))
 
     async def dialled(self, endpoint, node):
         """Return a connection; it is tried again as an agent does."""
@@ -142,17 +153,17 @@ class Fleet:
                     return
 
 
-async def play(run, nodes):
+async def play(run, nodes, *, steps):
     """Play these agents; print when all have started and when all know of the failure. Input starts each phase."""
-    loop, fleet = asyncio.get_running_loop(), Fleet(run, nodes)
+    loop, fleet = asyncio.get_running_loop(), Fleet(run, nodes, steps=steps)
     while (endpoint := read_record(run.attempt(1).endpoint, Endpoint)) is None:
         await asyncio.sleep(0.005)
     print("here", flush=True)
     await loop.run_in_executor(None, sys.stdin.readline)
     agents = [asyncio.create_task(fleet.agent(endpoint, node)) for node in nodes]
+    heartbeats = asyncio.create_task(fleet.keep_heartbeats())
     await fleet.all_started.wait()
     print("started", flush=True)
-    heartbeats = asyncio.create_task(fleet.keep_heartbeats())
     wish = (await loop.run_in_executor(None, sys.stdin.readline)).split()
     if wish[0] == "fail":
         victim = int(wish[1])
@@ -166,11 +177,11 @@ async def play(run, nodes):
     heartbeats.cancel()
 
 
-def race(run, nodes, host):
+def race(run, nodes, host, *, steps):
     """Play all agents in some processes; return how long they take to join and to learn of a failure, and what share
     of a core the coordinator takes while nothing happens.
     """
-    words = [sys.executable, __file__, "--agents", str(run.path)]
+    words = [sys.executable, __file__, *(["--steps"] if steps else []), "--agents", str(run.path)]
     players = [
         subprocess.Popen(
             [*words, f"{first}:{nodes}:{PLAYERS}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -245,7 +256,7 @@ def send_line(player, line):
     player.stdin.flush()
 
 
-def measure(nodes):
+def measure(nodes, *, steps):
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_STATE_HOME"] = f"{folder}/state"
         run = RunDir(Path(folder) / "scale-0000")
@@ -254,7 +265,7 @@ def measure(nodes):
         registry.register(run.path.name, run.path)
         new_attempt(run, "local", "submit", None)
         host = subprocess.Popen([sys.executable, __file__, "--host", str(run.path)], stdout=subprocess.PIPE, text=True)
-        found, ended = race(run, nodes, host), time.monotonic()
+        found, ended = race(run, nodes, host, steps=steps), time.monotonic()
         out, _ = host.communicate(timeout=LIMIT_S)
         records_s, exits = time.monotonic() - ended, read_lines(run.attempt(1).exits, RankExit)
         if len(exits) < nodes * RANKS:
@@ -275,12 +286,13 @@ def main():
     parser.add_argument("--agents", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--steps", action="store_true", help="ranks make a step between any two heartbeats")
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
     if args.agents:
         folder, part = args.agents
-        asyncio.run(play(RunDir(Path(folder)), range(*map(int, part.split(":")))))
+        asyncio.run(play(RunDir(Path(folder)), range(*map(int, part.split(":"))), steps=args.steps))
         return
     if args.host:
         asyncio.run(coordinate(RunDir(Path(args.host))))
@@ -294,7 +306,7 @@ def main():
     rows = [f"| agents | {' | '.join(title for title, _ in columns.values())} |", "|---" * (len(columns) + 1) + "|"]
     middles = {}
     for nodes in args.sizes:
-        found = [measure(nodes) for _ in range(args.rounds)]
+        found = [measure(nodes, steps=args.steps) for _ in range(args.rounds)]
         middles[nodes] = {name: statistics.median(one[name] for one in found) for name in found[0]}
         shown = (format(middles[nodes][name], digits) for name, (_, digits) in columns.items())
         rows.append(f"| {nodes} | {' | '.join(shown)} |")

@@ -393,3 +393,91 @@ def test_a_peer_that_resets_right_after_its_proof_is_an_error_of_the_connection(
 def test_where_many_may_come_at_once_each_has_longer_to_prove_itself():
     assert handshake_limit_s(1) < 6.0
     assert handshake_limit_s(12_500) == 30.0
+
+
+# -- a peer that is attended to
+
+
+def attended(scene, **limits):
+    """Run the scene with a server that has `handle` called; return the messages and why connections ended."""
+    heard, ended = [], []
+
+    async def serve(friend):
+        heard.append(await friend.receive())
+        try:
+            await friend.attend(heard.append)
+        except WireError as error:
+            ended.append(str(error))
+            raise
+        ended.append("")
+
+    async def run():
+        server = WireServer(KEY, messages.TO_COORDINATOR, serve, 10, **limits)
+        port = await server.start("127.0.0.1")
+        try:
+            await scene(port, heard)
+            await eventually(lambda: ended)
+        finally:
+            await server.close()
+
+    asyncio.run(run())
+    return heard, ended
+
+
+def test_what_came_before_is_handled_before_what_comes_after():
+    async def scene(port, heard):
+        friend = await connect(port)
+        for number in range(300):
+            friend.send(messages.Stopped(1, number))
+            if number in (100, 200):
+                await eventually(lambda number=number: len(heard) == number + 1)
+        friend.close()
+
+    assert attended(scene) == ([messages.Stopped(1, number) for number in range(300)], [""])
+
+
+def test_a_line_may_arrive_in_pieces_and_one_without_end_ends_its_connection():
+    async def scene(port, heard):
+        friend = await connect(port)
+        friend.send(JOIN)
+        for piece in (b'{"t":"stop', b'ped","node":1,"gener', b'ation":5}\n{"t":"ready","node":1}\n{'):
+            friend.writer.write(piece)
+            await asyncio.sleep(0.01)
+        await eventually(lambda: len(heard) == 3)
+        friend.writer.write(b"x" * 5000)
+        assert await friend.receive() is None
+        friend.close()
+
+    heard, ended = attended(scene, line_bytes=1000)
+    assert (heard, ended) == (
+        [JOIN, messages.Stopped(1, 5), messages.Ready(1)],
+        ["it sent a line beyond the size limit"],
+    )
+
+
+def test_a_line_that_is_no_message_ends_the_connection_that_is_attended_to():
+    async def scene(port, heard):
+        friend = await connect(port)
+        friend.send(JOIN)
+        await eventually(lambda: heard)
+        friend.writer.write(b'{"t":"join","node":"x"}\n{"t":"ready","node":1}\n')
+        assert await friend.receive() is None
+        friend.close()
+
+    heard, ended = attended(scene)
+    assert heard == [JOIN]
+    assert ended[0].startswith("it sent a line that is no message")
+
+
+def test_among_very_many_connections_every_message_is_read(monkeypatch):
+    monkeypatch.setattr(wire, "_MANY", 0)
+
+    async def scene(port, heard):
+        friend = await connect(port)
+        friend.send(JOIN)
+        for number in range(20):
+            friend.send(messages.Stopped(1, number))
+            await eventually(lambda number=number: len(heard) == number + 2)
+        friend.close()
+
+    assert attended(scene)[1] == [""]
