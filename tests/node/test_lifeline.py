@@ -59,8 +59,8 @@ def test_they_are_told_of_once_on_each_connection_and_always_to_a_coordinator_of
         while (message := await wire.receive()) is not None:
             if isinstance(message, messages.Join):
                 wire.send(messages.Welcome(15.0, brief=brief))
-            else:
-                heard.append(message.same)
+                continue
+            heard.append(message.same)
             if len(heard) == 3:
                 return
 
