@@ -79,6 +79,7 @@ class Inquiry:
         self._hangs = 0  # that this attempt has a report of
         self._asked_at: float | None = None  # None: no look is under way
         self._looks = dict[int, RankLook]()
+        self._awaited = set[int]()  # ranks that have not answered; some may have ended since
         self._found: HangVerdict | None = None  # of the present silence
         self._told = ""  # what is shown of it
         self._found_at = self._began_at = 0.0
@@ -93,6 +94,7 @@ class Inquiry:
             rank = self._attempt.current.rank_of(message.node, message.look.rank)
             if rank is not None and message.look.node == message.node:
                 self._looks[rank.number] = message.look
+                self._awaited.discard(rank.number)
 
     def end(self) -> None:
         """Have `check` inspect all ranks a last time and then close the generation for a hang of its suspects."""
@@ -105,8 +107,7 @@ class Inquiry:
             return
         self._forget_if_outdated()
         if self._asked_at is not None:
-            awaited = {rank.number for rank in attempt.current.ranks if rank.live} - self._looks.keys()
-            if not awaited or mono - self._asked_at >= LOOKED_S:
+            if not self._is_any_awaited() or mono - self._asked_at >= LOOKED_S:
                 self._conclude(mono)
         elif self._ends and self._found is not None and mono - self._found_at <= _FRESH_S:
             self._close(attempt.current.suspects(mono))
@@ -114,6 +115,15 @@ class Inquiry:
             (self._is_silent(mono) or self._is_stopped(mono)) and mono - self._found_at > self._pause_s
         ):
             self._ask(mono)
+
+    def _is_any_awaited(self) -> bool:
+        """Return whether a live rank has not answered; a rank that has ended is looked at only once."""
+        while self._awaited:
+            number = next(iter(self._awaited))
+            if self._attempt.current.ranks[number].live:
+                return True
+            self._awaited.discard(number)
+        return False
 
     def next_check(self) -> float:
         """Return the time at which a rank that a signal has stopped is to be inspected, or inf if no rank is
@@ -166,6 +176,7 @@ class Inquiry:
         attempt = self._attempt
         self._number += 1
         self._asked_at, self._looks = mono, {}
+        self._awaited = {rank.number for rank in attempt.current.ranks if rank.live}
         if self._found is None:
             self._began_at = mono
         for index in attempt.current.members:

@@ -6,6 +6,7 @@ import pytest
 
 from launcher.coordinator.coordinator import Coordinator
 from launcher.coordinator.effects import Now, Send
+from launcher.run.hangs import RankLook
 from launcher.run.records import ProcessId, RankExit
 from launcher.spec.model import Recovery
 from launcher.wire.messages import (
@@ -15,12 +16,14 @@ from launcher.wire.messages import (
     Join,
     Leads,
     LinkSeen,
+    Look,
+    Looked,
     RankHeartbeat,
     Ready,
     Start,
     Started,
 )
-from tests.simulated_cluster import WALL, plan_of
+from tests.simulated_cluster import WALL, handled, plan_of
 
 FEW, MANY = 20, 400
 LOST_PEER = "torch.distributed.DistBackendError: NCCL error: remote process exited"
@@ -52,7 +55,7 @@ class Run:
         before = sys.gettrace()
         sys.settrace(trace)
         try:
-            out = self.coordinator.handle(message, now)
+            out = handled(self.coordinator, message, now)
             self.coordinator.next_deadline()
         finally:
             sys.settrace(before)
@@ -70,8 +73,8 @@ def join(node):
     return Join(node, "127.0.0.1", ProcessId("host", "boot", 1000 + node, 1), 20_000)
 
 
-def heartbeat(node, step):
-    ranks = tuple(RankHeartbeat(2 * node + local, 0.0, reported=True, frozen=False, step=step) for local in (0, 1))
+def heartbeat(node, step, idle_s=0.0):
+    ranks = tuple(RankHeartbeat(2 * node + local, idle_s, reported=True, frozen=False, step=step) for local in (0, 1))
     return Heartbeat(node, step, 1, ranks)
 
 
@@ -93,6 +96,7 @@ def costs(nodes, end):
     found["started"] = run.of_each(lambda node: Started(node, 1, (1, 2), 20_000), all_nodes)
     for step in (1, 2, 3):
         found["heartbeat"] = run.of_each(lambda node, step=step: heartbeat(node, step), all_nodes)
+    found["same"] = run.of_each(lambda node: Heartbeat(node, 4, 1, same=True), all_nodes)
     found["end"] = run.of_each(end, all_nodes)
     assert run.coordinator.snapshot(run.now()).state == "running"
     return found
@@ -119,6 +123,25 @@ def test_a_measured_link_costs_as_much_among_many_nodes_as_among_few():
             assert asked
             costs += [run.handle(LinkSeen(node, number, 1e9, 1e-4)) for node, number in asked][:-1]
         return max(costs)
+
+    few, many = dearest(FEW), dearest(MANY)
+    assert many <= 1.5 * few, (few, many)
+
+
+def test_a_look_at_a_rank_costs_as_much_among_many_nodes_as_among_few():
+    """Each answer had all ranks looked at for those that were still awaited."""
+
+    def dearest(nodes):
+        run = Run(nodes, hang_after_s=2.0, hang_at_start_s=2.0)
+        every = [*range(1, nodes), 0]
+        for make in (join, Ready, lambda node: Started(node, 1, (1, 2), 20_000), lambda node: heartbeat(node, 1)):
+            run.of_each(make, every)
+        for pause_s in (5.0, 1.0):  # at the second all nodes have been heard of lately
+            run.mono += pause_s
+            run.of_each(lambda node: heartbeat(node, 1, idle_s=5.0), every)
+        (number,) = {message.number for message in run.sent if isinstance(message, Look)}
+        looks = [Looked(node, number, RankLook(2 * node + local, node)) for node in every for local in (0, 1)]
+        return max([run.handle(look) for look in looks][:-1])
 
     few, many = dearest(FEW), dearest(MANY)
     assert many <= 1.5 * few, (few, many)

@@ -219,7 +219,7 @@ def test_what_was_sent_into_a_cut_is_sent_again_once_the_agent_has_joined_again(
         (2, 15.0, 14.0, 1.0, 0.002),
         (2, 2.0, 1.6, 0.4, 0.002),
         (2000, 15.0, 14.0, 2.0, 2.0),
-        (9000, 15.0, 14.0, 3.5, 3.5),
+        (9000, 15.0, 14.0, 14 / 3, 14 / 3),
     ],
 )
 def test_a_node_ends_its_ranks_before_its_lease_is_over_and_heartbeats_often_enough_to_renew_it(
