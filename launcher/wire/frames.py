@@ -10,7 +10,7 @@ ends, as each end sees them, so that a proof that is forwarded or replayed is wo
 sent.
 
 Until a peer has proved itself no more of it is kept than one short line. It has HANDSHAKE_S for that. Of more than
-MOST_UNPROVED at once, the kernel keeps the others waiting in their order.
+MOST_UNPROVED at once, the kernel keeps the others waiting in their order; then each has HURRY_S.
 Afterwards there are JSON lines, the client's first.
 """
 
@@ -35,7 +35,7 @@ from launcher.wire.messages import WIRE_VERSION
 
 MAX_LINE_BYTES = 1 << 20
 HANDSHAKE_LINE_BYTES = 512
-HANDSHAKE_S = 5.0
+HANDSHAKE_S, HURRY_S = 5.0, 1.0  # the latter while others may wait for a place
 _HANDSHAKE_OF_A_PEER_S = 0.002  # of each that may come at the same moment: they are let in one after the other
 MAX_UNSENT_BYTES = 8 << 20
 MOST_UNPROVED = 1280  # in HANDSHAKE_S each: more than 10,000 strangers a minute, who keep none waiting that is honest
@@ -202,11 +202,11 @@ class Wire(Generic[In, Out]):
 class _Handshake:
     """A connection whose peer has not yet proved the key: its socket, what was sent to it, and its line so far."""
 
-    __slots__ = ("ends", "key", "line", "nonce", "peer", "until")
+    __slots__ = ("ends", "key", "line", "nonce", "peer", "since")
 
-    def __init__(self, peer: socket.socket, key: bytes, until: float) -> None:
+    def __init__(self, peer: socket.socket, key: bytes, since: float) -> None:
         """Send the first line; raise OSError if the peer has gone."""
-        self.peer, self.key, self.until, self.line = peer, key, until, b""
+        self.peer, self.key, self.since, self.line = peer, key, since, b""
         self.nonce, self.ends = secrets.token_hex(16), (_end(peer.getpeername()), _end(peer.getsockname()))
         _send_now(peer, _Hello(WIRE_VERSION, self.nonce))
 
@@ -351,10 +351,12 @@ class WireServer(Generic[In, Out]):
         line_bytes: int = MAX_LINE_BYTES,
         handshake_s: float | None = None,
         most_unproved: int | None = None,
+        hurry_s: float = HURRY_S,
     ) -> None:
         self._key, self._decoder, self._line_bytes = key, decoder, line_bytes
         usual_s = HANDSHAKE_S + _PROOF_OF_A_PEER_S * most_peers
         self._handshake_s = usual_s if handshake_s is None else handshake_s  # for a proof
+        self._hurry_s = min(hurry_s, self._handshake_s)  # while there is no room for another
         self._serve, self._most_peers = serve, most_peers
         self._most_unproved = max(MOST_UNPROVED, most_peers) if most_unproved is None else most_unproved
         self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS
@@ -420,6 +422,8 @@ class WireServer(Generic[In, Out]):
             else:
                 self._loop.remove_reader(self._listening)
         self._accepts = accepts
+        if not accepts and self._listening is not None and self._unproved:
+            self._set_timer(next(iter(self._unproved.values())).since + self._hurry_s)
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept the connections that wait, as many as there is room for; a few at a time, so that those already here
@@ -444,14 +448,14 @@ class WireServer(Generic[In, Out]):
         """Ask a peer that has connected for its proof."""
         peer.setblocking(False)
         try:
-            handshake = _Handshake(peer, self._key, self._loop.time() + self._handshake_s)
+            handshake = _Handshake(peer, self._key, self._loop.time())
         except OSError as error:
             self._drop(peer, error)
             return
         self._unproved[peer] = handshake
         self._loop.add_reader(peer, self._advance, handshake)
         if self._timer is None:
-            self._timer = self._loop.call_at(handshake.until, self._drop_overdue)
+            self._set_timer(handshake.since + self._handshake_s)
 
     def _advance(self, handshake: _Handshake) -> None:
         """Read a peer's proof as far as it has come; serve the peer once it is complete and right."""
@@ -475,13 +479,20 @@ class WireServer(Generic[In, Out]):
         self._timer = None
         while self._unproved:
             oldest = next(iter(self._unproved.values()))
-            if oldest.until > self._loop.time():
-                self._timer = self._loop.call_at(oldest.until, self._drop_overdue)
+            until = oldest.since + (self._handshake_s if self._has_room else self._hurry_s)
+            if until > self._loop.time():
+                self._set_timer(until)
                 return
             self._advance(oldest)
             if oldest.peer in self._unproved:
                 self._forget(oldest.peer)
                 self._drop(oldest.peer, TimeoutError("no proof in time"))
+
+    def _set_timer(self, moment: float) -> None:
+        """Call `_drop_overdue` at this moment, and not before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(moment, self._drop_overdue)
 
     def _forget(self, peer: socket.socket) -> None:
         """Stop reading a peer's proof, which makes room for another."""
