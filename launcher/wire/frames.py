@@ -46,7 +46,7 @@ _BACKLOG = 65_535  # as many as the kernel allows: a peer that finds no place co
 _AT_ONCE = 64  # connections that are accepted before those already there are served
 _AGAIN_S = 0.05
 _READ_BYTES = 1 << 16
-_MANY, _GATHER_S = 1000, 0.005  # connections; with more, messages that arrive within this time are read together
+_MANY, _GATHER_S = 1000, 0.01  # connections; with more, messages that arrive within this time are read together
 _MOST_COMPLAINTS = 1000
 _complaints = itertools.count()
 _TOO_LONG = "it sent a line beyond the size limit"
@@ -290,7 +290,7 @@ class _Lines(asyncio.Protocol):
 class _Inbox:
     """The connections of many peers, read together: the event loop waits for one epoll that has them all.
 
-    Among very many it is looked at a few hundred times in a second, not for each message.
+    Among very many it is looked at a hundred times in a second, not for each message.
     """
 
     def __init__(self) -> None:
@@ -324,8 +324,8 @@ class _Inbox:
         self._loop.add_reader(self._epoll.fileno(), self._read)
 
     def _read(self) -> None:
-        """Read the connections on which something has arrived."""
-        ready = self._epoll.poll(0, _AT_ONCE)
+        """Read all connections on which something has arrived: while peers are let in, no heartbeat waits for them."""
+        ready = self._epoll.poll(0, max(1, len(self._lines)))
         for descriptor, _ in ready:
             lines = self._lines.get(descriptor)
             if lines is not None and not lines.ended.done():

@@ -132,6 +132,7 @@ class Fleet:
         self.wires[node] = wire
         wire.send(messages.Join(node, address_of(node), ME, 20_000 + node))
         wire.send(messages.Ready(node))
+        wire.send(self.heartbeat(node, 0))
         while (message := await wire.receive()) is not None:
             match message:
                 case messages.Start(generation=generation):
