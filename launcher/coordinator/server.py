@@ -362,7 +362,7 @@ class CoordinatorServer:
         waits = self._record_writer.state_waits  # for a disk that is slow, or full: those after it would pile up
         if not waits:
             began = time.thread_time()
-            self._record_writer.write(self._coordinator.snapshot(self._now()))
+            self._record_writer.write(self._coordinator.snapshot(self._now(), ended=not self._hold.holds_end))
             self._state_took_s = time.thread_time() - began
         pause_s = _STATE_SOON_S if waits else max(_STATE_S, _STATE_TIMES * self._state_took_s)
         self._state_timer = self._loop.call_later(pause_s, self._write_state)

@@ -9,9 +9,9 @@ The key is valid for one kind of connection of one attempt of one run. CLIENT an
 ends, as each end sees them, so that a proof that is forwarded or replayed is worthless. Neither token nor key is ever
 sent.
 
-Until a peer has proved itself no more of it is kept than one short line. It has HANDSHAKE_S for that. Of more than
-MOST_UNPROVED at once, the kernel keeps the others waiting in their order; then each has HURRY_S.
-Afterwards there are JSON lines, the client's first.
+Before a peer has proved that it has the key, only one short line of it is read. It has HANDSHAKE_S seconds for the
+proof. At most MOST_UNPROVED peers are at this stage; while there are so many, each has only HURRY_S seconds, and the
+kernel queues the connections that follow. After the proof, both sides send JSON lines; the client's line comes first.
 """
 
 import asyncio
@@ -207,7 +207,8 @@ class _Handshake:
     def __init__(self, peer: socket.socket, key: bytes, since: float) -> None:
         """Send the first line; raise OSError if the peer has gone."""
         self.peer, self.key, self.since, self.line = peer, key, since, b""
-        self.nonce, self.ends = secrets.token_hex(16), (_end(peer.getpeername()), _end(peer.getsockname()))
+        self.nonce = secrets.token_hex(16)
+        self.ends = _address_text(peer.getpeername()), _address_text(peer.getsockname())
         _send_now(peer, _Hello(WIRE_VERSION, self.nonce))
 
     def advance(self) -> bool:

@@ -140,13 +140,13 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", tag_field="t"):
     seq: Count
     generation: int
     ranks: tuple[RankHeartbeat, ...] = ()
-    fetched: Count | None = None  # bytes of a checkpoint so far, while it brings here what its ranks are to load
-    keeps: bool = False  # disks apart: a checkpoint of the trainer's has been seen on this node's
-    preparing: Name = ""  # what has to end before ranks can be started here
-    load: NodeLoad | None = None  # where there is a new sample
-    answered: Count = 0  # the newest heartbeat whose answer has come
-    took_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # from that heartbeat to its answer
-    same: bool = False  # instead of `ranks`: they are as in the heartbeat before, and have done nothing since
+    fetched: Count | None = None  # bytes fetched so far of the checkpoint that its ranks will load; None: no fetch
+    keeps: bool = False  # with a disk per node: a checkpoint of the trainer's was found on this node's disk
+    preparing: Name = ""  # what must be complete before ranks can start here
+    load: NodeLoad | None = None  # if there is a new sample
+    answered: Count = 0  # sequence number of the newest heartbeat that was answered
+    took_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # seconds from that heartbeat to its answer
+    same: bool = False  # instead of `ranks`: they are as in the heartbeat before and have done nothing since
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):
