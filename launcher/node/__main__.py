@@ -121,6 +121,7 @@ async def live(
         notes = notes_in(memory) if memory is not None and plan.ranks_may_stay else None
         home = Home(plan, run, attempt, node, environment, offered, notes, snapshots, gate)
         code, goes_on = await work(home, intent.token, watchdog, buried)
+        watchdog.lease.exit_code = code  # for a supervisor that is not our parent
         return code
     finally:
         # On this machine alone the next attempt is sure to find it, and its supervisor sure to take it away in the end.

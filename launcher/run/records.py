@@ -104,7 +104,8 @@ class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     ended_as: State | None = None  # how the run ended, if the job left no end record
     cause: Cause | None = None
     said_by: str = ""  # name of the machine or program that answered
-    silent: str = ""  # why this is an old answer: the cluster gave no new one; never on disk
+    unsupervised: str = ""  # the host of a pool that leads the run and has no supervisor
+    silent: str = ""  # why this is not today's answer: the cluster did not give any; never on disk
 
 
 class Exclusion(msgspec.Struct, frozen=True):

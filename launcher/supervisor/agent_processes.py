@@ -2,6 +2,7 @@
 
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -20,8 +21,9 @@ from launcher.node.environment import job_environment
 from launcher.node.ranks.lease import FAREWELL_S, AfterSuspend, Lease, LeaseWatch, after_suspend, shared_memory
 from launcher.node.standing_by import COORDINATOR, GATE, send_arguments, standby_argument
 from launcher.plan.model import Plan
-from launcher.run.durable import make_dir
-from launcher.run.layout import AttemptDir
+from launcher.run.durable import make_dir, readable
+from launcher.run.identity import alive
+from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import patiently, say
 from launcher.run.processes import (
     TAG,
@@ -30,10 +32,14 @@ from launcher.run.processes import (
     descendants,
     end_all,
     is_stopped_by_signal,
+    open_process,
     orphans,
     parent_of,
     runs,
+    signal_process,
+    tagged_of_run,
 )
+from launcher.run.records import AgentRecord, ProcessId
 from launcher.run.shared_event import SHARED_EVENT, SharedEvent
 from launcher.supervisor.wakeup import Wakeup
 
@@ -150,6 +156,19 @@ class AgentProcess:
             self.gate.close()
         self.gate = None
 
+    def ended(self) -> int | None:
+        """Return the wait status of an ended process that is no child of ours, else None."""
+        return None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if it runs."""
+        if self.pid is not None:
+            os.kill(self.pid, number)  # our own child, not reaped yet: the pid cannot be another's
+
+    def tree(self) -> list[int]:
+        """Return the pids of the process and of all below it."""
+        return [self.pid, *descendants(self.pid)] if self.pid is not None else []
+
     @property
     def pids(self) -> set[int]:
         """Return the pids of the process and of the prepared child that is to replace it, as far as they exist."""
@@ -166,7 +185,7 @@ class AgentProcess:
 
         Return the seconds to the next check, or None if there is no lease.
         """
-        if not self.pid or self.lease is None:
+        if not self.pid or self.lease is None or self.ended() is not None:
             return None
         agent, due = self.pid, self.lease.due()
         frozen_s = self.frozen.look(is_stopped_by_signal(agent) and any(map(runs, descendants(agent))))
@@ -176,7 +195,7 @@ class AgentProcess:
         if due.end:
             self.lease.end(agent)
         if due.kill or is_frozen:
-            os.kill(agent, signal.SIGKILL)  # our own child, not reaped yet
+            self.signal(signal.SIGKILL)
         return due.look_s if frozen_s is None or due.look_s is None else min(due.look_s, _FROZEN_LOOK_S)
 
     def schedule_restart(self, now: float) -> None:
@@ -198,6 +217,67 @@ class AgentProcess:
         if lost:
             self.last = None
         return lost
+
+
+@dataclass(slots=True)
+class AdoptedAgent(AgentProcess):
+    """An agent whose supervisor was killed, supervised by the next one on this machine, of which it is no child."""
+
+    run: RunDir = field(kw_only=True)
+    process: ProcessId = field(kw_only=True)
+    handle: int = field(kw_only=True)  # the process's pidfd
+
+    @classmethod
+    def found(cls, run: RunDir, attempt: AttemptDir, plan: Plan, node: int) -> "AdoptedAgent | None":
+        """Return the node's agent if it lives on this machine and its lease can be opened, else None."""
+        record = readable(attempt.agent(node), AgentRecord)
+        handle = open_process(record.process.pid) if record is not None else None
+        if record is None or handle is None:
+            return None
+        lease = Lease.of_agent(record.process.pid) if alive(record.process) else None
+        if lease is None:
+            os.close(handle)
+            return None
+        slept = after_suspend(plan, node)
+        return cls(
+            (), {}, attempt.agent_log(node), pid=record.process.pid, slept=slept, lease=SupervisedLease(lease, slept),
+            run=run, process=record.process, handle=handle,
+        )  # fmt: skip
+
+    def start(self) -> int:
+        """Return the pid of the process, which runs already."""
+        return self.process.pid
+
+    def ended(self) -> int | None:
+        """Return the wait status of the process if it has ended, else None: without an exit code it was killed."""
+        if self.pid is None or not select.select([self.handle], [], [], 0.0)[0]:
+            return None
+        code = self.lease.exit_code if self.lease is not None else None
+        return signal.SIGKILL if code is None else code << 8
+
+    def died(self, status: int) -> None:
+        """Record that the process has ended, and end what it left behind, which became no child of ours."""
+        super(AdoptedAgent, self).died(status)
+        if self.handle != -1:
+            os.close(self.handle)
+            self.handle = -1
+            end_all(self._left)
+
+    def schedule_restart(self, now: float) -> None:
+        """Do nothing: the caller takes the slots that the process held before it starts another."""
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if it runs."""
+        signal_process(self.process, number)
+
+    def tree(self) -> list[int]:
+        """Return the pids of the process and of all below it."""
+        return super(AdoptedAgent, self).tree() if self.ended() is None else []
+
+    def _left(self) -> list[int]:
+        """Return the processes of the run that are neither this one nor below it."""
+        own = {os.getpid(), *descendants(os.getpid())}
+        return [pid for pid in tagged_of_run(self.run.path, os.getuid()) if pid not in own]
 
 
 class Due(NamedTuple):
@@ -222,6 +302,11 @@ class SupervisedLease:
         if left_s > -FAREWELL_S:
             return Due(end=True, kill=False, look_s=FAREWELL_S + left_s)
         return Due(end=True, kill=True, look_s=None)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return the exit code with which the agent leaves, or None if it has set none."""
+        return self._lease.exit_code
 
     def end(self, agent: int) -> None:
         """End all processes below the agent except its standby, and log that unless the watchdog had ended them
@@ -432,7 +517,8 @@ class AgentProcesses:
         moments += [] if until is None else [until]
         looks = [look_s for agent in self._agents if (look_s := agent.enforce_lease()) is not None]
         moments += [time.monotonic() + look_s for look_s in looks]
-        self._wakeup.sleep(min(moments) - time.monotonic() if moments else None)
+        handles = [agent.handle for agent in self._agents if isinstance(agent, AdoptedAgent) and agent.pid is not None]
+        self._wakeup.sleep(min(moments) - time.monotonic() if moments else None, handles)
         dead = dict(self._dead())
         ended = dead.pop(self._agents[0].pid or 0, None) if self._leads else None
         if ended is not None:
@@ -455,9 +541,7 @@ class AgentProcesses:
 
     def signal_first(self) -> None:
         """Send SIGTERM to the first agent, if it runs."""
-        first = self._agents[0].pid
-        if first is not None:
-            os.kill(first, signal.SIGTERM)  # our own child, not reaped yet: the pid cannot be another's
+        self._agents[0].signal(signal.SIGTERM)
 
     def wait_for_others(self, agents: Sequence[AgentProcess], timeout_s: float) -> None:
         """Wait up to `timeout_s` for all of the agents but the first to exit, as they were asked to."""
@@ -474,14 +558,14 @@ class AgentProcesses:
 
     def end_now(self, agents: Sequence[AgentProcess]) -> None:
         """Kill the agents and all processes below them."""
-        pids = [agent.pid for agent in agents if agent.pid is not None]
-        end_all(lambda: [one for pid in pids for one in (pid, *descendants(pid))])
+        end_all(lambda: [pid for agent in agents for pid in agent.tree()])
 
     def end(self, standbys_of: Sequence[AgentProcess] = ()) -> None:
         """End every process below this one, except those to spare and the standbys in the `place` of the agents in
         `standbys_of`.
         """
         theirs = {agent.pid for agent in standbys_of}
+        self.end_now([agent for agent in self._agents if isinstance(agent, AdoptedAgent)])
         end_all(lambda: [pid for pid in orphans(os.getpid(), self._spared) if pid in theirs])
         self._dead()
         for agent in standbys_of:
@@ -496,6 +580,7 @@ class AgentProcesses:
     def _dead(self) -> list[tuple[int, int]]:
         """Return (pid, wait status) of each child that has ended, and record the status of agents among them."""
         dead = _reaped()
+        dead += [(agent.pid, status) for agent in self._agents if agent.pid and (status := agent.ended()) is not None]
         for agent in self._agents:
             agent.last = dict(dead).get(agent.pid or 0, agent.last)
         return dead

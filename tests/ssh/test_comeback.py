@@ -81,3 +81,47 @@ def the_first_comes_back(desk):
     assert desk.state_there(1, run)["attempt"] == 2
     desk.launch("cancel", run)
     assert desk.left() == []
+
+
+def kill_supervisor(desk, index, run):
+    """Kill the supervisor of a host and query the status until another takes part there, beside the same agent."""
+    handle = "attempts/0001/handle.json"
+    agents, before = desk.own("launcher.node", index), desk.record_there(index, run, handle)
+    strike(desk.own("ssh.host.host_supervisor", index)[0])
+
+    def is_back():
+        desk.status(run)
+        return desk.record_there(index, run, handle) != before
+
+    desk.until("another supervisor", is_back)
+    assert desk.own("launcher.node", index)[: len(agents)] == agents
+    assert (state := desk.state_there(0, run))["attempt"] == state["generation"] == 1
+
+
+def test_a_host_whose_supervisor_was_killed_votes_again_though_its_agent_lives(desk):
+    """The run stopped when the leader was lost: one of three hosts was not enough to take over."""
+    run = growing(desk)
+    kill_supervisor(desk, 2, run)
+    desk.hosts.nodes[0].power_off()
+    desk.until("a leader", lambda: desk.state_there(1, run).get("attempt") == 2)
+    desk.until("two hosts at work", lambda: desk.state_there(1, run).get("world_size") == 4)
+    desk.hosts.nodes[0].power_on()
+    desk.launch("cancel", run)
+    assert desk.left() == []
+
+
+def test_a_leader_whose_supervisor_was_killed_leads_again_though_its_agent_lives(desk):
+    """Failures were copied to no host, and none was left that could open the next attempt with all of them."""
+    run = growing(desk, least=3)
+    kill_supervisor(desk, 0, run)
+    rank = next(rank["pid"] for rank in desk.state_there(0, run)["ranks"] if rank["node"] == 1)
+    desk.hosts.nodes[1].exec("kill", "-9", str(rank))
+    failures = lambda: '"failure"' in desk.there(2, run, "events.jsonl").read_text()  # noqa: E731
+    desk.until("the failure on another host", failures)
+    desk.until("the next generation", lambda: desk.state_there(2, run).get("generation") == 2)
+    strike(desk.own("launcher.node", 0)[0])
+    desk.until("the next attempt", lambda: desk.state_there(2, run).get("attempt") == 2)
+    desk.until("all hosts at work", lambda: desk.state_there(0, run).get("world_size") == 6)
+    assert desk.record_there(0, run, "attempts/0002/plan.json")["nodes"][0]["host"] == "node0"
+    desk.launch("cancel", run)
+    assert desk.left() == []

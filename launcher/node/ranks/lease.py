@@ -10,6 +10,7 @@ anything else, in a session of its own; if one of the two dies, so does the othe
 acts if the watchdog is frozen or killed as well.
 """
 
+import contextlib
 import mmap
 import os
 import select
@@ -67,11 +68,23 @@ class Lease:
         """Open the lease that the supervisor of this agent passes in `environ`, or make a new one if it passes none."""
         word = environ.pop(LEASE, "")
         fd = int(word) if word.isdecimal() else -1
-        if not _is_lease(fd):  # a container passes variables on, and not descriptors
+        if not _is_lease(f"/proc/self/fd/{fd}"):  # a container passes variables on, and not descriptors
             return cls()
-        lease = cls(fd)
-        os.close(fd)
-        return lease
+        os.set_inheritable(fd, False)  # and open: a supervisor that returns opens it there
+        return cls(fd)
+
+    @classmethod
+    def of_agent(cls, pid: int) -> "Lease | None":
+        """Open the lease of an agent that another supervisor has started, or return None if that is not possible."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                if _is_lease(entry.path):
+                    fd = os.open(entry.path, os.O_RDWR | os.O_CLOEXEC)
+                    try:
+                        return cls(fd)
+                    finally:
+                        os.close(fd)
+        return None
 
     @property
     def broken(self) -> bool:
@@ -95,6 +108,15 @@ class Lease:
         self._shared[3] = pid
 
     @property
+    def exit_code(self) -> int | None:
+        """Return the exit code with which the agent leaves, or None if it has set none."""
+        return int(self._shared[4]) - 1 if self._shared[4] else None
+
+    @exit_code.setter
+    def exit_code(self, code: int) -> None:
+        self._shared[4] = code + 1
+
+    @property
     def until(self) -> float:
         """Return the time by `boottime` at which the lease expires."""
         return self._shared[0]
@@ -113,10 +135,10 @@ def shared_memory() -> tuple[int, dict[str, str]]:
     return fd, {LEASE: str(fd)}
 
 
-def _is_lease(fd: int) -> bool:
-    """Return whether the descriptor is open for a lease that `shared_memory` has made."""
+def _is_lease(fd: str) -> bool:
+    """Return whether the descriptor, a link in /proc, is that of a lease made by `shared_memory`."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_NAME}")
+        return os.readlink(fd).startswith(f"/memfd:{_NAME}")
     except OSError:
         return False
 

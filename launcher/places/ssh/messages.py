@@ -128,10 +128,11 @@ class RunReport(msgspec.Struct, frozen=True):
     avoided: tuple[Exclusion, ...] | None = None  # the hosts that its next attempts do not use; None: no record of it
     stop: StopRequest | None = None  # the user's request to stop the attempt, if there is one
     end: AttemptEnd | None = None
-    roles: tuple[RoleReport, ...] = ()  # reports on the roles beside the main one
-    files: tuple[Part, ...] = ()  # names and sizes of the files that follow
-    more: bool = False  # there are more events than fit into this answer
-    stale: bool = False  # its coordinator has been silent for a while; `message` says since when
+    roles: tuple[RoleReport, ...] = ()  # beside the main one
+    files: tuple[Part, ...] = ()
+    more: bool = False  # events than fit into this answer
+    supervised: bool = True  # its supervisor is there
+    stale: bool = False  # its coordinator has been silent for a while: the message has the time
 
 
 class AskSubmitted(OfRun, frozen=True, tag="submitted"):

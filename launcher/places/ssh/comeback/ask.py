@@ -14,9 +14,11 @@ from launcher.places.ssh.host_client import HostClient
 from launcher.places.ssh.host_clients import ask_all
 from launcher.places.ssh.messages import ComeBack
 from launcher.places.ssh.run_hosts import places_of
+from launcher.run.attempts import newest
+from launcher.run.avoided import avoided
 from launcher.run.durable import readable
 from launcher.run.layout import RunDir
-from launcher.run.records import RunState
+from launcher.run.records import ClusterAnswer, RunState
 from launcher.states import State
 
 _GOES_ON = (State.RUNNING, State.REGROUPING)
@@ -27,16 +29,15 @@ _SILENT_S = 30.0  # the coordinator writes the state much more often
 
 
 def ask_lost(run: RunDir) -> None:
-    """Start a process that asks the lost hosts of a run to take part again, at most once every few seconds.
-
-    It is started for a run that continues without these hosts or waits for them. If the run's state is old, the
-    leader's host is asked, too.
+    """Start asking lost hosts of a run that continues without them, or waits for them, its leader if that is silent,
+    and hosts that have lost only their supervisor; at most once every few seconds.
     """
     last = readable(run.state, RunState)
     if last is None or not (last.state in _GOES_ON or (last.state in _BETWEEN and last.restarts)):
         return
     silent = time.time() > last.updated_at + _SILENT_S
     lost = [node.host for node in last.nodes if node.host and (node.state in _NOT_HERE or (silent and node.node == 0))]
+    lost += [host for host in _unsupervised(run) if host not in lost and any(node.host == host for node in last.nodes)]
     if lost and _is_time(run):
         subprocess.Popen(
             [sys.executable, "-P", "-m", "launcher.programs", "ask-back", str(run.path), *lost],
@@ -47,7 +48,17 @@ def ask_lost(run: RunDir) -> None:
         )
 
 
-def main(argv: Sequence[str]) -> int:
+def _unsupervised(run: RunDir) -> list[str]:
+    """Return the hosts that may have no supervisor: those that did not answer the leader, and the leader if its report
+    says so.
+    """
+    attempt = newest(run)
+    seen = readable(attempt.seen, ClusterAnswer) if attempt is not None else None
+    leader = [seen.unsupervised] if seen is not None and seen.unsupervised else []
+    return [*leader, *(exclusion.host for exclusion in avoided(run))]
+
+
+def main() -> int:
     """Ask the hosts named as arguments, all at once, to take part again; always return 0."""
     run, hosts = RunDir(Path(argv[0])), argv[1:]
     places = [place for place in places_of(run) if place.host.name in hosts]

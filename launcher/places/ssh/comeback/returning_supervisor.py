@@ -1,8 +1,10 @@
 """Supervise a run on a host that was lost: restarted there, it takes part in the attempt that continues.
 
-It never leads the attempt that it led before. If no host continues the run it exits, unless it led the run and the
-others still wait for a leader: then it takes part in their election. It has its newest vote in voter.json, and listens
-at the address that the others know.
+If only the supervisor before was killed, it adopts the agent that runs on, and leads where that has the coordinator:
+its vote on disk says whether it leads still, and the agents of the others decide how long the coordinator does.
+Without that agent it never leads the attempt that it led before. If no host continues the run it exits, unless it led
+the run and the others still wait for a leader: then it takes part in their election. It has its newest vote in
+voter.json, and listens at the address that the others know.
 """
 
 import time
@@ -15,11 +17,13 @@ from launcher.places.ssh.host.host_supervisor import carry_on, slots_for, to_its
 from launcher.places.ssh.host.leader import enough
 from launcher.places.ssh.host.supervisor_messages import Ask, OpenAttempt, Rejoin, statuses
 from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
-from launcher.places.ssh.host.supervisor_state import SupervisorState
+from launcher.places.ssh.host.supervisor_state import SlotsLost, SupervisorState
 from launcher.places.ssh.messages import Opened, Peer
 from launcher.places.ssh.quorum.core import may_vote_from
 from launcher.remote.rpc.wire import encoded
 from launcher.run.durable import read_record
+from launcher.run.patience import say
+from launcher.supervisor.agent_processes import AdoptedAgent
 from launcher.supervisor.strategy import Strategy
 from launcher.supervisor.wakeup import Wakeup
 from launcher.wire.frames import wire_key
@@ -65,10 +69,19 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
         if (goes_on := running_attempt(supervisor)) is not None:
             led_at = time.monotonic()
             supervisor.rejoin(goes_on)
+        supervisor.adopted = agent_left(supervisor)
+        if goes_on is not None or supervisor.adopted is not None:
             slots.enqueue()
-            supervisor.ready.take(slots)
+            if supervisor.adopted is not None:
+                supervisor.ready.adopt(slots)
+            else:
+                supervisor.ready.take(slots)
             if supervisor.ready.gpus is not None:
-                return _take_part(supervisor, wakeup)
+                try:
+                    return _take_part(supervisor, wakeup)
+                except SlotsLost as lost:
+                    say(str(lost))
+                    supervisor.step_back()
         elif supervisor.rpc.all_gone(rules.lease_s):
             break  # the run is over
         elif time.monotonic() > votes_from and is_missed(supervisor):
@@ -101,18 +114,36 @@ def is_missed(supervisor: SupervisorState) -> bool:
     """Return whether this host led the newest attempt that it knows, and all hosts that answer wait in that attempt for
     a leader and are enough to continue with this one.
     """
-    if not supervisor.plan.disks_apart or not supervisor.ballot.voter.has_vote:
+    if not supervisor.ballot.voter.has_vote or not _is_in_newest(supervisor):
+        return False
+    if not supervisor.leads or not supervisor.attempt.started.exists():
         return False
     newest = supervisor.ballot.voter.newest.attempt
-    if not supervisor.run.attempt(newest).plan.exists():
-        return False  # too few had accepted it
-    if newest > supervisor.attempt.number:
-        supervisor.move(newest)
-    if not supervisor.leads or not supervisor.attempt.started.exists() or supervisor.has_ended():
-        return False
     there = statuses(supervisor.rpc.ask(Ask()))
     waiting = all(one.leaderless and one.began and one.attempt == newest for one in there.values())
     return waiting and enough(supervisor, [number for number, one in there.items() if one.has_vote], leads=False)
+
+
+def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:
+    """Return the agent that the supervisor before this one has left running in the newest attempt that this host knows.
+
+    Return None if there is none, or if it coordinates an attempt that this host does not lead any more.
+    """
+    if not _is_in_newest(supervisor) or (supervisor.leads and not supervisor.ballot.voter.leads):
+        return None
+    return AdoptedAgent.found(supervisor.run, supervisor.attempt, supervisor.plan, supervisor.here.index)
+
+
+def _is_in_newest(supervisor: SupervisorState) -> bool:
+    """Change to the newest attempt that this host knows; return whether it has begun and not ended as far as it
+    knows.
+    """
+    newest = supervisor.ballot.voter.newest.attempt
+    if not supervisor.plan.disks_apart or not supervisor.run.attempt(newest).plan.exists():
+        return False  # too few had accepted it
+    if newest > supervisor.attempt.number:
+        supervisor.move(newest)
+    return not supervisor.has_ended()
 
 
 def elect_again(supervisor: SupervisorState, wakeup: Wakeup, *, within_s: float) -> int | None:
@@ -129,8 +160,7 @@ def elect_again(supervisor: SupervisorState, wakeup: Wakeup, *, within_s: float)
         if number is None:
             wakeup.wait(_AGAIN_S)
     if number is None:
-        supervisor.returning, supervisor.ready.prepared, supervisor.ready.began = True, False, False
-        supervisor.leader_answered()  # the others wait for this host no longer
+        supervisor.step_back()
     return number
 
 

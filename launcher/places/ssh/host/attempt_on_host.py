@@ -111,7 +111,7 @@ class AttemptOnHost:
             write_record(self.attempt.plan, self.plan)  # on a shared disk each host writes the very same
         for role in self.plan.roles:
             make_role_dir(self.run, RunDir(Path(role.run_dir)), structs.replace(role, code=self.plan.code))
-        if self.leads:
+        if self.leads and not again:  # else its coordinator writes it
             write_record(self.run.state, self._starting())
 
     def prepare(self, proposal: OpenAttempt, known: dict[str, NodePlan], token: str) -> None:

@@ -24,8 +24,7 @@ from launcher.run.avoided import avoid
 from launcher.run.durable import readable
 from launcher.run.records import AttemptEnd, Exclusion
 from launcher.states import Cause, State
-from launcher.supervisor.agent_processes import AgentProcesses
-from launcher.supervisor.allocation import SURE_S
+from launcher.supervisor.agent_processes import AdoptedAgent, AgentProcesses, comes_back
 from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end, write_failure
 from launcher.supervisor.wakeup import Wakeup
 
@@ -72,6 +71,8 @@ class Follower:
             self._agents.watch(self._next_look(), bring_back=self._sure_at is None and not supervisor.ballot.leaderless)
             if (following := self._following()) is not None:
                 return following
+            if isinstance(self._agent, AdoptedAgent) and self._is_left() and self._sure_at is None:
+                self._replace_adopted(self._agent)
             if not self._is_left():
                 self._leader_heard_at = boottime()
             if self._agent.may_miss_coordinator():
@@ -91,6 +92,15 @@ class Follower:
                 self._take_over.open()  # the agent left for a newer attempt, and misses no coordinator any more
             if supervisor.ballot.leaderless and (taken := self._take_over.look()) is not None:
                 return taken
+
+    def _replace_adopted(self, adopted: AdoptedAgent) -> None:
+        """Supervise an agent with slots of our own from now on, and start it where the adopted one died."""
+        self._agent = self._supervisor.agent()
+        self._agent.last = adopted.last
+        if adopted.last is not None and comes_back(adopted.last):
+            self._agent.schedule_restart(time.monotonic())
+        self._agents.drop([adopted])
+        self._agents.add([self._agent])
 
     def _wind_up(self) -> None:
         """Ask the agent to exit, and set the time at which it will be killed."""

@@ -13,7 +13,7 @@ from launcher.coordinator.verdict import RESTART
 from launcher.errors import Exit
 from launcher.places.ssh.host.attempt_on_host import reseated
 from launcher.places.ssh.host.late_messages import GIVE_UP_WAITS
-from launcher.places.ssh.host.record_copies import EVENTS, RecordReplicator, copy_records, history_of
+from launcher.places.ssh.host.record_copies import EVENTS, EVERY_S, RecordReplicator, copy_records, history_of
 from launcher.places.ssh.host.supervisor_messages import (
     Ask,
     RecordsSaid,
@@ -36,12 +36,14 @@ from launcher.run.patience import waiting_for_disks
 from launcher.run.records import NODE_UNFIT, AttemptEnd, Event, Exclusion, RunState
 from launcher.run.shared_event import SharedEvent
 from launcher.states import Cause, State
-from launcher.supervisor.agent_processes import AgentProcess
+from launcher.supervisor.agent_processes import AdoptedAgent, AgentProcess
 from launcher.supervisor.allocation import Allocation, StopSignal
 from launcher.supervisor.attempt_end import ask_to_stop, cut_short, write_end
 from launcher.supervisor.wakeup import Wakeup
 
 _AGAIN_S = 1.0
+_HEAR_S = 1.0
+_UNSET_S = 0.05  # between looks for records of a coordinator that sets the event of a supervisor before this one
 
 
 class HostWatch:
@@ -153,6 +155,7 @@ class Leader:
             self._replicator = RecordReplicator(
                 supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names,
                 voters=voters, copies=self._copies, records_due=records_due,
+                every_s=_UNSET_S if isinstance(agent, AdoptedAgent) else EVERY_S,
             )  # fmt: skip
         hearing = HostWatch(supervisor, self._wakeup)
         over = False
@@ -167,6 +170,8 @@ class Leader:
             ).carry_out()  # fmt: skip
             supervisor.place = agent.place
             exclude_lost_hosts(supervisor)
+            if end.state is State.QUEUED:
+                supervisor.ready.retake()
             if end.state.ended:
                 supervisor.ready.give_back()
             over = end.state.ended and not self._wakeup.stop_asked  # a stop is sent to all hosts by its sender

@@ -35,8 +35,8 @@ from launcher.run.shared_event import SharedEvent
 
 _WHOLE = -1
 _PIECE = 256 << 10
-QUIET_S = 5.0
-_EVERY_S, _AWAITED_LOOK_S = 0.5, 0.005
+_ASK_S, QUIET_S = 1.0, 5.0
+EVERY_S, _AWAITED_LOOK_S = 0.5, 0.005
 
 EVENTS, ENDPOINT = "events", "endpoint"
 _OF_ROLE = re.compile(r"(?P<role>[a-z0-9_-]{1,60}) (?P<attempt>[0-9]{1,9}) (?P<record>[a-z]{1,20})", re.ASCII)
@@ -228,6 +228,7 @@ class RecordReplicator:
         voters: Collection[int] = (),
         copies: Callable[[], Mapping[str, HistoryCopies]] = dict,
         records_due: SharedEvent | None = None,
+        every_s: float = EVERY_S,
     ) -> None:
         """Start sending; a host that did not answer is skipped for `quiet_s`, so that the others need not wait.
 
@@ -237,7 +238,7 @@ class RecordReplicator:
         """
         self._run, self._attempt, self._rpc, self._roles = run, attempt, rpc, roles
         self._renew_s, self._quiet_s, self._cuts = renew_s, quiet_s, cuts
-        self._voters, self._copies = tuple(voters), copies
+        self._voters, self._copies, self._every_s = tuple(voters), copies, every_s
         self._sent: dict[int, dict[str, object]] = {number: {} for number in (rpc.others if whom is None else whom)}
         self._quiet_until: dict[int, float] = {}
         self._over, self._records_due = False, records_due or SharedEvent()
@@ -260,10 +261,10 @@ class RecordReplicator:
 
     def _work(self) -> None:
         """Send when the event is set and at intervals until closed."""
-        self._records_due.wait(_EVERY_S)
+        self._records_due.wait(self._every_s)
         while not self._over:
             self.send()
-            self._records_due.wait(_EVERY_S)
+            self._records_due.wait(self._every_s)
 
     def await_half(self, history: str, size: int, within_s: float) -> bool:
         """Wait up to `within_s` until half of the voters have `size` bytes of a history; return whether they do."""

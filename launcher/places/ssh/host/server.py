@@ -188,6 +188,7 @@ def _report(run: RunDir, events_from: int) -> object:
         roles=tuple(reports_of_roles(run)),
         files=tails.parts_of(files),
         more=any(len(one.content) == MOST_OF_EVENTS for one in events),
+        supervised=presence.is_held(run),
         stale=status.state is State.RUNNING and status.as_of is not None,
     )
     return _with_files(files, report)

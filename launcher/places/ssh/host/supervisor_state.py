@@ -40,12 +40,17 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, RunState
 from launcher.run.shared_event import SharedEvent
 from launcher.states import Cause
-from launcher.supervisor.agent_processes import AgentPlace, AgentProcess
+from launcher.supervisor.agent_processes import AdoptedAgent, AgentPlace, AgentProcess
 from launcher.supervisor.attempt_end import ask_to_stop
 from launcher.supervisor.slots.take import Alone, Slots
 from launcher.supervisor.wakeup import Wakeup
 
+_RETAKEN_S, _RETAKE_S = 2.0, 0.02  # a process that was killed may hold them for a moment
 _ToBeDone = Prepare | Commit | Cancelled | OpenAttempt | Rejoin | Replica | Settled | Vote
+
+
+class SlotsLost(LaunchError):
+    """Raised if this host has no slots any more for a run that continues."""
 
 
 class Readiness:
@@ -73,6 +78,22 @@ class Readiness:
         self._slots = slots
         self.gpus, self.fds = slots.try_take(), slots.fds
         self.waits_for = "" if self.gpus is not None else slots.ahead()
+
+    def adopt(self, slots: Slots) -> None:
+        """Count slots as this host's that the run's agent holds, until it leaves and they are taken anew."""
+        self._slots, self.gpus, self.fds, self.waits_for = slots, (), (), ""
+
+    def retake(self) -> None:
+        """Take the slots that an adopted agent has left; raise SlotsLost if another run has them, or comes first."""
+        slots, until = self._slots, time.monotonic() + _RETAKEN_S
+        if slots is None or not slots.is_queued:
+            return
+        self.take(slots)
+        while self.gpus is None and time.monotonic() < until:
+            time.sleep(_RETAKE_S)
+            self.take(slots)
+        if self.gpus is None:
+            raise SlotsLost(f"{self._host} has left its slots to another run: {self.waits_for}")
 
     def prepare(self) -> str:
         """Prepare to begin; return why this host cannot, or ""."""
@@ -147,6 +168,7 @@ class SupervisorState:
         self.coordinator_due_at = inf  # `boottime` from when on our coordinator should speak
         self.starts_from = 0.0  # `boottime` from when on no ranks of the last attempt run anywhere
         self.place: AgentPlace | None = None  # the standby that the attempt before has left to be the next one's agent
+        self.adopted: AdoptedAgent | None = None  # whose supervisor was killed, and which runs on this host
         self._alone = Alone(self.plan.run_id)
 
     @property
@@ -190,7 +212,14 @@ class SupervisorState:
         return tuple(Path(one.run_dir).name for one in self.plan.roles)
 
     def agent(self, records_due: SharedEvent | None = None) -> AgentProcess:
-        """Return this host's agent, with the GPUs and slots that it holds; its coordinator sets `records_due`."""
+        """Return this host's agent, with the GPUs and slots that it holds; its coordinator sets `records_due`.
+
+        The first time it is the agent that this supervisor has adopted, if there is one.
+        """
+        adopted, self.adopted = self.adopted, None
+        if adopted is not None:
+            return adopted
+        self.ready.retake()
         agent = self.here.agent(self.ready.gpus, self.ready.fds, records_due)
         agent.place, self.place = self.place, None
         return agent
@@ -214,6 +243,11 @@ class SupervisorState:
             self.ballot.join(said)
         if said.attempt > self.attempt.number:
             self.move(said.attempt)
+
+    def step_back(self) -> None:
+        """Take no part any more until this host rejoins; the others wait for it no longer."""
+        self.returning, self.ready.prepared, self.ready.began = True, False, False
+        self.leader_answered()
 
     def has_ended(self) -> bool:
         """Return whether the run has ended with this attempt, as far as is known here."""

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from launcher.errors import LaunchError
 from launcher.places.ssh import run_hosts
 from launcher.places.ssh.host_client import Place
@@ -125,7 +127,7 @@ def _judged(
     if silent and not best.lives and not _settles(best, plan, said):
         return _unanswered(attempt, silent, best)
     keep(run, best)
-    word = _word(best.head)
+    word = replace(_word(best.head), unsupervised="" if best.head.supervised else best.host)
     write_record(run.attempt(best.head.attempt).seen, word)
     return word
 

@@ -43,7 +43,7 @@ from launcher.run.shared_event import SHARED_EVENT
 from launcher.spec.model import Budget, Recovery
 from launcher.states import State
 from launcher.supervisor import agent_processes, allocation
-from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, SupervisedLease
+from launcher.supervisor.agent_processes import AdoptedAgent, AgentProcess, AgentProcesses, SupervisedLease
 from launcher.wire import messages
 from launcher.wire.frames import wire_key
 from tests.places.ssh.simulator import machine
@@ -140,7 +140,7 @@ class Host:
         supervisor.rpc.close()
         if code == Exit.FENCED:
             self.pool.reach("a supervisor leaves, as the run goes on without it")
-        if self.agent is not None:
+        if self.agent is not None and not supervisor.returning:
             self.agent.kill()
         late = [supervisor.rpc.peer(number).host for number in supervisor.to_be_told]
         if late:
@@ -177,6 +177,13 @@ class Host:
         self.agent, self.dead = None, []
         if back_s is not None:
             self.world.at(self.world.now + back_s, None, self._boot)
+
+    def kill_supervisor(self):
+        """Kill only the supervisor, whose agent runs on. It is started again in a while."""
+        if self.up and self.process is not None and self.process.alive:
+            self.pool.lost(self)
+            self.process.kill()
+            self.comes_back()
 
     def _boot(self):
         self.disk.restore(self.image)
@@ -248,13 +255,15 @@ class Rpc(SupervisorRpc):
 class Slots:
     """The slots of a host, which are free from some moment on."""
 
-    fds = ()
+    fds, is_queued = (), True
 
     def __init__(self, host):
         self._host = host
 
     def try_take(self):
-        return () if self._host.world.now >= self._host.slots_at else None
+        agent = self._host.agent
+        is_free = agent is None or not agent.alive  # else that holds them
+        return () if is_free and self._host.world.now >= self._host.slots_at else None
 
     def ahead(self):
         return "another run"
@@ -290,6 +299,33 @@ class SupervisedAgent(AgentProcess):
         if due.kill:
             self.agent.exit(9)
         return due.look_s
+
+
+class Adopted(AdoptedAgent):
+    """An agent that runs, as the supervisor sees it that comes after its own."""
+
+    @classmethod
+    def found(cls, run, attempt, plan, node):
+        host = machine.World.current.process.host
+        agent = host.agent
+        if agent is None or not agent.alive or (agent.attempt, agent.home.node.index) != (attempt.number, node):
+            return None
+        lease = SupervisedLease(agent.lease, agent.slept)
+        words = {"pid": agent.pid, "slept": agent.slept, "lease": lease, "run": run, "process": None, "handle": -1}
+        one = cls((), {}, attempt.agent_log(node), **words)
+        one.agent, host.dead = agent, []
+        host.pool.reach("a supervisor adopts an agent")
+        if node == 0:
+            host.pool.reach("a supervisor adopts a coordinator")
+        return one
+
+    def start(self):
+        return self.pid
+
+    def ended(self):
+        return None
+
+    enforce_lease = SupervisedAgent.enforce_lease
 
 
 class SupervisedAgents(AgentProcesses):
@@ -539,6 +575,7 @@ def machines(pool):
             (attempt_on_host, "log_to", lambda path: None),
             (host_supervisor, "close_tier", lambda *_: None),
             (host_supervisor, "slots_for", lambda *_: Slots(here())),
+            (returning_supervisor, "AdoptedAgent", Adopted),
             (returning_supervisor, "slots_for", lambda *_: Slots(here())),
             (late_messages, "SupervisorRpc", Rpc),
             (supervisor_rpc, "dial", connect),

@@ -70,6 +70,10 @@ class Pool:
             world.at(chance.uniform(0.0, 0.3), None, host.start)
         begins = chance.choice([0.0, 4.0])
         world.at(begins, None, self._storm)
+        killed = random.Random(f"{self.seed} supervisors")  # of its own, like those above
+        if killed.random() < 0.3:
+            for _ in range(killed.randint(1, 3)):
+                world.at(begins + killed.uniform(0.5, STORM_S), None, partial(self._kill_supervisor, killed))
         for _ in range(chance.randint(2, 7)):
             world.at(begins + chance.uniform(0.5, STORM_S), None, self._fault)
         world.run_until(begins + STORM_S)
@@ -116,6 +120,11 @@ class Pool:
                 if host.agent is not None and host.agent.alive and host.agent.ranks and not host.asleep:
                     self._keep_failure_from_one()
                     self.world.at(now, host.agent, partial(host.agent.rank_leaves, signal=9))
+
+    def _kill_supervisor(self, chance):
+        host = chance.choice(self.hosts)
+        self.note(f"supervisor {host.name}")
+        host.kill_supervisor()
 
     def _keep_failure_from_one(self):
         """Cut the leader off from a host, maybe, so that it alone lacks what the leader acknowledges next."""

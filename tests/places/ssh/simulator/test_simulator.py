@@ -26,6 +26,8 @@ RARE = (
     "power is cut while a vote is written",
     "a supervisor leaves, as the run goes on without it",
     "a host comes back",
+    "a supervisor adopts an agent",
+    "a supervisor adopts a coordinator",
     "a restart begins once its failure is copied",
     "a run without a quorum is interrupted",
     "a leader is lost as the run ends",
@@ -51,6 +53,7 @@ def test_a_pool_is_safe_in_any_storm_and_alive_after_it():
 FOUND = {
     "a leader that is back waits for hosts that have voted for another": 314363339,
     "a machine wakes from a suspend with a message to start ranks that were replaced": 1065,
+    "power is cut while a request that comes twice is answered": 755,
 }
 
 
