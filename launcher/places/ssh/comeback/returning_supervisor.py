@@ -66,10 +66,11 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
     rules, slots, led_at = supervisor.plan.spec.recovery, slots_for(supervisor.plan, gpus), time.monotonic()
     votes_from = may_vote_from(led_at, rules.lease_s)
     while not wakeup.stop_asked and time.monotonic() < led_at + rules.lease_s + rules.wait_s:
-        if (goes_on := running_attempt(supervisor)) is not None:
+        goes_on, supervisor.adopted = None, agent_left(supervisor)
+        if supervisor.adopted is None and (goes_on := running_attempt(supervisor)) is not None:
             led_at = time.monotonic()
             supervisor.rejoin(goes_on)
-        supervisor.adopted = agent_left(supervisor)
+            supervisor.adopted = agent_left(supervisor)
         if goes_on is not None or supervisor.adopted is not None:
             slots.enqueue()
             if supervisor.adopted is not None:

@@ -149,9 +149,9 @@ class Host:
         self.process.alive = False
         self.comes_back()
 
-    def comes_back(self):
+    def comes_back(self, after_s=RETURN_S):
         """Have the supervisor started again in a while, as a crontab or `launch status` does."""
-        self.world.at(self.world.now + RETURN_S, None, self._come_back)
+        self.world.at(self.world.now + after_s, None, self._come_back)
 
     def _come_back(self):
         end = self.end
@@ -178,12 +178,12 @@ class Host:
         if back_s is not None:
             self.world.at(self.world.now + back_s, None, self._boot)
 
-    def kill_supervisor(self):
+    def kill_supervisor(self, back_s):
         """Kill only the supervisor, whose agent runs on. It is started again in a while."""
         if self.up and self.process is not None and self.process.alive:
             self.pool.lost(self)
             self.process.kill()
-            self.comes_back()
+            self.comes_back(back_s)
 
     def _boot(self):
         self.disk.restore(self.image)
@@ -334,7 +334,8 @@ class SupervisedAgents(AgentProcesses):
     def __init__(self, agents, wakeup, *, leads=True, spared=()):
         with mock.patch.object(agent_processes, "become_subreaper"):
             super().__init__(agents, wakeup, leads=leads, spared=spared)
-        self._host = machine.World.current.process.host
+        self._process = machine.World.current.process
+        self._host = self._process.host
         self._host.wakeup = wakeup
 
     def signal_first(self):
@@ -349,7 +350,7 @@ class SupervisedAgents(AgentProcesses):
 
     def end_now(self, agents):
         for agent in agents:
-            if agent.pid is not None:
+            if agent.pid is not None and self._process.alive:  # else this is a `finally` of one that was killed
                 agent.agent.exit(9)
 
     def _dead(self):

@@ -124,7 +124,7 @@ class Pool:
     def _kill_supervisor(self, chance):
         host = chance.choice(self.hosts)
         self.note(f"supervisor {host.name}")
-        host.kill_supervisor()
+        host.kill_supervisor(chance.uniform(0.5, 10.0))
 
     def _keep_failure_from_one(self):
         """Cut the leader off from a host, maybe, so that it alone lacks what the leader acknowledges next."""
