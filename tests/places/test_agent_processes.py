@@ -11,11 +11,23 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import structs
+from run_folder import RunFolder
 
 from launcher.clock import lease_of_places, lease_of_ranks
 from launcher.node.ranks.lease import AfterSuspend, Lease
-from launcher.run.processes import become_subreaper, descendants, end_all, runs
-from launcher.supervisor.agent_processes import AgentProcess, FrozenWatch, SupervisedLease
+from launcher.run.attempts import read_plan
+from launcher.run.durable import readable, write_record
+from launcher.run.processes import become_subreaper, descendants, end_all, runs, tagged
+from launcher.run.records import AgentRecord
+from launcher.supervisor.agent_processes import (
+    AdoptedAgent,
+    AgentProcess,
+    AgentProcesses,
+    FrozenWatch,
+    SupervisedLease,
+)
+from launcher.supervisor.wakeup import Wakeup
 
 PR_SET_CHILD_SUBREAPER = 36
 PTRACE_ATTACH = 16
@@ -415,3 +427,118 @@ def test_what_a_supervisor_and_all_below_it_after_suspend_is_forgiven_where_the_
     supervised = {slept: SupervisedLease(lease, slept, lambda: now[0]) for slept in AfterSuspend}
     now[0] += 3600.0
     assert [slept for slept in AfterSuspend if supervised[slept].due().end] == [AfterSuspend.COUNTS]
+
+
+ORPHANED = """
+import os, sys, time
+from pathlib import Path
+from launcher.node.ranks.lease import AfterSuspend
+from launcher.run.durable import write_record
+from launcher.run.identity import process_id
+from launcher.run.layout import RunDir
+from launcher.run.processes import TAG
+from launcher.run.records import AgentRecord
+from launcher.supervisor.agent_processes import AgentProcess
+
+run = RunDir(Path(sys.argv[1]))
+attempt = run.attempt(1)
+environment = {**os.environ, TAG: str(run.path)}
+words = [sys.executable, "-c", sys.argv[2], sys.argv[3]]
+one = AgentProcess(words, environment, attempt.agent_log(1), slept=AfterSuspend.COUNTS)
+one.start()
+while not one.log.read_text().endswith("\\n"):
+    time.sleep(0.01)
+write_record(attempt.agent(1), AgentRecord(1, "", process_id(one.pid)))
+"""
+LEAVES = AGENT.replace(
+    "print(",
+    """
+def leave(*_):
+    guard.lease.exit_code = 13
+    os._exit(13)
+
+__import__("signal").signal(15, leave)
+print(""",
+)
+
+
+class LeftAgent:
+    """An agent, with its watchdog, rank and standby, whose supervisor has died."""
+
+    def __init__(self, folder, lease_s, program=AGENT):
+        self.run = RunFolder(folder / "train-7k3f").plan(2).run
+        path = os.pathsep.join(sys.path)
+        words = [sys.executable, "-c", ORPHANED, str(self.run.path), program, str(lease_s)]
+        subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, check=True, timeout=150)
+        attempt = self.run.attempt(1)
+        self.handles = [os.pidfd_open(int(pid)) for pid in attempt.agent_log(1).read_text().split()]
+        self.plan, self.attempt = read_plan(self.run, 1), attempt
+        self.agent = readable(attempt.agent(1), AgentRecord)
+
+    def found(self):
+        return AdoptedAgent.found(self.run, self.attempt, self.plan, 1)
+
+
+@pytest.fixture
+def left(tmp_path):
+    made = []
+
+    def start(*how):
+        made.append(LeftAgent(tmp_path, *how))
+        return made[0]
+
+    yield start
+    for one in made:
+        end_all(lambda one=one: tagged(str(one.run.path), os.getuid()))
+        for handle in one.handles:
+            os.close(handle)
+
+
+def until(condition, within_s=150.0):
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def test_the_ranks_of_an_adopted_agent_end_with_their_lease_and_it_is_known_to_have_ended(left):
+    """Agent and watchdog are frozen, so that only its new supervisor can."""
+    there = left(1.0)
+    one, (watchdog, rank, _) = there.found(), there.handles
+    one.frozen = FrozenWatch(lambda: 1000.0)
+    signal.pidfd_send_signal(watchdog, signal.SIGSTOP)
+    one.signal(signal.SIGSTOP)
+    agents = AgentProcesses([one], Wakeup(), leads=False)
+    agents.start()
+    until(lambda: agents.watch(None) or one.pid is None)
+    assert one.last == signal.SIGKILL and ended(rank) and one.returns_at is None
+    assert not tagged(str(there.run.path), os.getuid()), "what it left behind is no child of its supervisor"
+
+
+def test_an_adopted_agent_and_all_below_it_end_with_their_new_supervisor(left):
+    there = left(600)
+    agents = AgentProcesses([there.found()], Wakeup(), leads=False)
+    agents.start()
+    agents.end()
+    assert [ended(one, 150.0) for one in there.handles] == [True] * 3
+
+
+def test_the_exit_code_of_an_adopted_agent_is_known(left):
+    """It is not its supervisor's child: the agent leaves its exit code in the memory of its lease."""
+    one = left(600, LEAVES).found()
+    agents = AgentProcesses([one], Wakeup())
+    agents.signal_first()
+    assert until(lambda: agents.watch(None)) == 13 << 8
+
+
+@pytest.mark.parametrize("case", ["another process has its pid", "it has no lease", "it is gone"])
+def test_an_agent_is_not_adopted_where(left, case):
+    without = AGENT.replace("print(", "os.closerange(3, 99); print(")
+    there = left(600, without if case == "it has no lease" else AGENT)
+    if case == "it is gone":
+        end_all(lambda: tagged(str(there.run.path), os.getuid()))
+    if case == "another process has its pid":
+        process = structs.replace(there.agent.process, start_ticks=there.agent.process.start_ticks - 1)
+        write_record(there.attempt.agent(1), structs.replace(there.agent, process=process))
+    assert there.found() is None

@@ -77,9 +77,9 @@ class Lease:
     def of_agent(cls, pid: int) -> "Lease | None":
         """Open the lease of an agent that another supervisor has started, or return None if that is not possible."""
         with contextlib.suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                if _is_lease(entry.path):
-                    fd = os.open(entry.path, os.O_RDWR | os.O_CLOEXEC)
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                if _is_lease(path := f"/proc/{pid}/fd/{number}"):
+                    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                     try:
                         return cls(fd)
                     finally:

@@ -72,11 +72,6 @@ class Slots:
         """Return the descriptors that hold the slots; the slots stay held while any process has them open."""
         return tuple(one.fileno() for one in self._held)
 
-    @property
-    def is_queued(self) -> bool:
-        """Return whether this process has a place in the queue, and not the slots."""
-        return self._queued is not None
-
     def enqueue(self) -> None:
         """Take a position in the queue, announced by a socket until this process exits or `release` is called."""
         if self._queued is None and not self._held:

@@ -11,8 +11,9 @@ from run_folder import RunFolder
 from launcher.places.ssh.comeback.ask import ask_lost
 from launcher.places.ssh.host import presence
 from launcher.places.ssh.host.presence import HostIndex
+from launcher.run.avoided import avoid
 from launcher.run.durable import make_dir, write_record
-from launcher.run.records import NodeState
+from launcher.run.records import ClusterAnswer, Exclusion, NodeState
 from launcher.states import Cause, State
 
 
@@ -57,6 +58,21 @@ def test_a_leader_that_writes_no_state_any_more_is_asked_back(tmp_path, monkeypa
     monkeypatch.setattr(subprocess, "Popen", lambda argv, **_: started.append(argv))
     ask_lost(folder.run)
     assert [argv[-2:] for argv in started] == [[str(folder.run.path), "gpu0"]]
+
+
+def test_hosts_that_have_lost_only_their_supervisor_are_asked_back(tmp_path, monkeypatch):
+    """Their agents are there, so that no node was lost."""
+    nodes = tuple(NodeState(index, "10.0.0.1", "up", host=f"gpu{index}") for index in range(3))
+    folder = RunFolder(tmp_path / "train-7k3f").attempt().state(State.RUNNING, nodes=nodes, updated_at=time.time())
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda argv, **_: started.append(argv))
+    ask_lost(folder.run)
+    assert not started
+    now = time.time()
+    avoid(folder.run, [Exclusion(host, "no answer for 5 s", 1, now, now + 60.0) for host in ("gpu2", "gpu9")])
+    write_record(folder.run.attempt(1).seen, ClusterAnswer("running", "RUNNING", now, unsupervised="gpu0"))
+    ask_lost(folder.run)
+    assert [argv[-3:] for argv in started] == [[str(folder.run.path), "gpu0", "gpu2"]]
 
 
 def test_on_one_disk_each_host_finds_its_own_place_again(tmp_path, monkeypatch):

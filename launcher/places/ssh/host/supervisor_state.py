@@ -72,6 +72,7 @@ class Readiness:
         self.preparations = 0  # how often it has
         self.began = False
         self._slots: Slots | None = None
+        self._are_agents = False  # an adopted agent holds them, and this process does not
 
     def take(self, slots: Slots) -> None:
         """Take the slots that the host has now, or set the reason why they are not enough."""
@@ -81,13 +82,14 @@ class Readiness:
 
     def adopt(self, slots: Slots) -> None:
         """Count slots as this host's that the run's agent holds, until it leaves and they are taken anew."""
-        self._slots, self.gpus, self.fds, self.waits_for = slots, (), (), ""
+        self._slots, self._are_agents, self.gpus, self.fds, self.waits_for = slots, True, (), (), ""
 
-    def retake(self) -> None:
+    def retake(self, within_s: float = _RETAKEN_S) -> None:
         """Take the slots that an adopted agent has left; raise SlotsLost if another run has them, or comes first."""
-        slots, until = self._slots, time.monotonic() + _RETAKEN_S
-        if slots is None or not slots.is_queued:
+        slots, until = self._slots, time.monotonic() + within_s
+        if slots is None or not self._are_agents:
             return
+        self._are_agents = False
         self.take(slots)
         while self.gpus is None and time.monotonic() < until:
             time.sleep(_RETAKE_S)

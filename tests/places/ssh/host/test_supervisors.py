@@ -41,7 +41,7 @@ from launcher.places.ssh.host.supervisor_messages import (
     Vote,
 )
 from launcher.places.ssh.host.supervisor_rpc import ASK_S
-from launcher.places.ssh.host.supervisor_state import SupervisorState
+from launcher.places.ssh.host.supervisor_state import SlotsLost, SupervisorState
 from launcher.plan.model import NodePlan
 from launcher.run.attempts import new_attempt, newest, read_plan
 from launcher.run.avoided import avoid, avoided
@@ -619,6 +619,59 @@ def started_again(table, number, begun=1):
     member.rpc, member.returning = FakeRpc(table, number), True
     table.supervisors[number], table._answers[number] = member, member.answering(table.wakeups[number])
     return member
+
+
+class LeftSlots(Slots):
+    """Slots that an adopted agent has held, and that are free `after` so many tries."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def try_take(self):
+        self.after -= 1
+        return None if self.after >= 0 else ("7",)
+
+
+def test_slots_that_an_adopted_agent_has_held_are_taken_as_it_leaves(table):
+    ready = table.supervisors[1].ready
+    ready.adopt(LeftSlots(after=2))
+    assert ready.gpus == ()
+    ready.retake()
+    assert ready.gpus == ("7",)
+    ready.adopt(LeftSlots(after=10_000))
+    with pytest.raises(SlotsLost, match="host1 has left its slots to another run"):
+        ready.retake(within_s=0.0)
+    assert ready.gpus is None
+
+
+def test_a_host_whose_slots_went_to_another_run_as_its_adopted_agent_left_comes_back_again(table, monkeypatch):
+    """Meanwhile it has no vote, as the others may not wait for it."""
+    member, parts = started_again(table, 1), []
+    table.supervisors[0].ready.began = True
+    left = [SimpleNamespace(), None, None]
+    monkeypatch.setattr(comeback.AdoptedAgent, "found", lambda *_: left.pop(0))
+    monkeypatch.setattr(comeback, "slots_for", lambda *_: LeftSlots(after=0))
+
+    def carry_on(supervisor, wakeup, again):
+        parts.append((supervisor.adopted is not None, supervisor.ready.gpus, type(table.said(1, Ask()))))
+        if supervisor.adopted is not None:
+            raise SlotsLost("gone")
+        return Exit.OK
+
+    monkeypatch.setattr(comeback, "carry_on", carry_on)
+    monkeypatch.setattr(comeback, "say", lambda text: parts.append(text))
+    assert comeback.come_back(member, table.wakeups[1], ()) == Exit.OK
+    assert parts == [(True, (), SupervisorStatus), "gone", (False, ("7",), SupervisorStatus)]
+
+
+def test_a_coordinator_of_an_attempt_that_this_host_leads_no_more_is_not_adopted(table, monkeypatch):
+    monkeypatch.setattr(comeback.AdoptedAgent, "found", lambda *_: "the agent")
+    member = started_again(table, 0)
+    assert comeback.agent_left(member) == "the agent"
+    member.ballot.vote(table.vote(2, 1))
+    assert comeback.agent_left(member) is None
+    write_end(table.supervisors[1].run, table.supervisors[1].attempt, SUCCEEDED, table.supervisors[1].plan)
+    assert comeback.agent_left(started_again(table, 1)) is None, "the run has ended"
 
 
 def test_who_comes_back_takes_part_in_what_goes_on_and_has_no_vote_before_the_next_attempt(table):

@@ -255,7 +255,7 @@ class Rpc(SupervisorRpc):
 class Slots:
     """The slots of a host, which are free from some moment on."""
 
-    fds, is_queued = (), True
+    fds = ()
 
     def __init__(self, host):
         self._host = host
