@@ -83,6 +83,7 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
                 except SlotsLost as lost:
                     say(str(lost))
                     supervisor.step_back()
+                    led_at = time.monotonic()
         elif supervisor.rpc.all_gone(rules.lease_s):
             break  # the run is over
         elif time.monotonic() > votes_from and is_missed(supervisor):

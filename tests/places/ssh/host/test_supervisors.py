@@ -644,8 +644,9 @@ def test_slots_that_an_adopted_agent_has_held_are_taken_as_it_leaves(table):
     assert ready.gpus is None
 
 
-def test_a_host_whose_slots_went_to_another_run_as_its_adopted_agent_left_comes_back_again(table, monkeypatch):
+def test_a_host_whose_slots_went_to_another_run_as_its_adopted_agent_left_comes_back_again(tmp_path, monkeypatch):
     """Meanwhile it has no vote, as the others may not wait for it."""
+    table = Table(tmp_path, lease_s=50.0)
     member, parts = started_again(table, 1), []
     table.supervisors[0].ready.began = True
     left = [SimpleNamespace(), None, None]
