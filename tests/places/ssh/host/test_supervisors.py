@@ -660,7 +660,7 @@ def test_a_host_whose_slots_went_to_another_run_as_its_adopted_agent_left_comes_
         return Exit.OK
 
     monkeypatch.setattr(comeback, "carry_on", carry_on)
-    monkeypatch.setattr(comeback, "say", lambda text: parts.append(text))
+    monkeypatch.setattr(comeback, "say", parts.append)
     assert comeback.come_back(member, table.wakeups[1], ()) == Exit.OK
     assert parts == [(True, (), SupervisorStatus), "gone", (False, ("7",), SupervisorStatus)]
 
