@@ -507,12 +507,15 @@ class AgentProcesses:
             self._agents.remove(agent)
 
     def watch(self, until: float | None, *, bring_back: bool = True) -> int | None:
-        """Wait until `until` or a signal, enforce leases, and restart agents that died; return the first agent's wait
-        status if it has ended, else None.
+        """Restart agents that died before, then wait until `until` or a signal, and enforce leases; return the first
+        agent's wait status if it has ended, else None.
 
         Without `bring_back`, no agent is restarted. An agent that exited because all is done, or because a newer
         attempt took over, is never restarted.
         """
+        for agent in self._agents if bring_back else ():
+            if agent.returns_at is not None and time.monotonic() >= agent.returns_at:
+                agent.start()
         moments = [agent.returns_at for agent in self._agents if agent.returns_at is not None] if bring_back else []
         moments += [] if until is None else [until]
         looks = [look_s for agent in self._agents if (look_s := agent.enforce_lease()) is not None]
@@ -527,10 +530,6 @@ class AgentProcesses:
             self._lost(pid, status)
         if ended is not None:
             return ended
-        now = time.monotonic()
-        for agent in self._agents if bring_back else ():
-            if agent.returns_at is not None and now >= agent.returns_at:
-                agent.start()
         return None
 
     def all_gone(self, for_good: bool) -> bool:

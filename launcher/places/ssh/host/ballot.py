@@ -88,6 +88,10 @@ class Ballot:
         hears = not self.leaderless and not (0 <= asked.node < len(self.hosts) and self.hosts[asked.node] == leader)
         return self.voter.against_vote(_request(asked), self.records(), hears_leader=hears)
 
+    def has_voted_past(self, attempt: int) -> bool:
+        """Return whether this host has voted for a newer attempt, so that the leader of `attempt` may not count it."""
+        return self.voted[0] > attempt
+
     def vote(self, asked: Vote) -> None:
         """Record this host's vote for the candidate in `asked`."""
         self.keep(self.voter.vote(_request(asked)))

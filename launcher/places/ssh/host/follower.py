@@ -68,7 +68,10 @@ class Follower:
                 supervisor.here.pass_on_stop()
                 self._wind_up()
             self._roles.look()
-            self._agents.watch(self._next_look(), bring_back=self._sure_at is None and not supervisor.ballot.leaderless)
+            is_led = not supervisor.ballot.leaderless and not supervisor.ballot.has_voted_past(
+                supervisor.attempt.number
+            )
+            self._agents.watch(self._next_look(), bring_back=self._sure_at is None and is_led)
             if (following := self._following()) is not None:
                 return following
             if isinstance(self._agent, AdoptedAgent) and self._is_left() and self._sure_at is None:
