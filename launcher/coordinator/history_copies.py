@@ -1,8 +1,13 @@
 """Share between a coordinator and its supervisor how much of the run's history half of a pool's voters have copied."""
 
+import time
 from math import inf
 
+from launcher.states import State
+
 COPIED_S = 0.5  # for a restart to wait for copies; hosts that answer take hundredths of that
+ANNOUNCED = (State.SUCCEEDED, State.FAILED)  # ends of a run that half of the voters have before they are written
+_LOOK_S = 0.005
 
 
 class HistoryCopies:
@@ -26,3 +31,10 @@ class HistoryCopies:
     def copied(self, size: float) -> None:
         """Set how many bytes of the history at least half of the voters have, the leader included."""
         self._shared[0] = size
+
+    def await_half(self, size: float, within_s: float) -> bool:
+        """Wait up to `within_s` until half of the voters have so many bytes of the history; return whether they do."""
+        until = time.monotonic() + within_s
+        while self.copied < size and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        return self.copied >= size

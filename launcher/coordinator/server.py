@@ -32,7 +32,7 @@ from launcher.coordinator.effects import (
     StoodStill,
     Tick,
 )
-from launcher.coordinator.history_copies import COPIED_S, HistoryCopies
+from launcher.coordinator.history_copies import ANNOUNCED, COPIED_S, HistoryCopies
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import Plan
 from launcher.plan.on_hosts import voters_of
@@ -65,11 +65,13 @@ class CopyHold:
     To the coordinator this looks like a slow network.
     """
 
-    def __init__(self, copies: HistoryCopies, *, ends: bool = True) -> None:
-        """With `ends=False` what this coordinator finishes is not the end of the run."""
+    def __init__(self, copies: HistoryCopies, *, ends: bool = True, follows: bool = False) -> None:
+        """With `ends=False` what this coordinator finishes is not the end of the run. With `follows=True` its first
+        start is a restart, after failures that an earlier coordinator has recorded.
+        """
         self._copies, self._ends = copies, ends
         self._awaited = 0  # records that half of the voters are to have
-        self._is_new = False  # the newest failure has no restart yet
+        self._is_new = follows and copies.copied < inf  # the newest failure has no restart yet
         self._held: list[Out] | None = None
         self.holds_end = False
 
@@ -85,7 +87,7 @@ class CopyHold:
         effects, waits = [*effects], self._copies.copied < inf
         finish = next((one for one in effects if isinstance(one, Finish)), None)
         now = self.release() if finish is not None else []
-        if finish is not None and waits and self._ends and finish.end.state in (State.SUCCEEDED, State.FAILED):
+        if finish is not None and waits and self._ends and finish.end.state in ANNOUNCED:
             text = f"about to end: {finish.event.text}"
             effects.insert(0, Record(replace(finish.event, kind="ending", text=text, end=finish.end)))
             self._held, self.holds_end = [], True
@@ -148,7 +150,8 @@ class CoordinatorServer:
         self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
         self._notify = notify
         self._record_writer = RecordWriter(run, attempt, self._record_writer_failed, plan.spec.recovery.lease_s, notify)
-        self._hold = CopyHold(copies or HistoryCopies(), ends=bool(voters_of(plan)) and not plan.ends_with_all)
+        ends, follows = bool(voters_of(plan)) and not plan.ends_with_all, bool(plan.role) and attempt.number > 1
+        self._hold = CopyHold(copies or HistoryCopies(), ends=ends, follows=follows)
         self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None

@@ -63,7 +63,8 @@ class RecordWriter:
         self._failed = failed
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self.state_waits = False
-        self.awaited_on_disk = (0, 0)  # how many that others are to have, and the size of the history up to the last
+        size = run.events.stat().st_size if run.events.exists() else 0
+        self.awaited_on_disk = (0, size)  # how many that others are to have, and the size of the history up to the last
         self._thread = threading.Thread(target=self._work, name="record writer", daemon=True)
         self._thread.start()
 

@@ -10,7 +10,7 @@ from launcher.plan.model import Plan
 from launcher.run.durable import create_record, readable
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import AttemptEnd
+from launcher.run.records import AttemptEnd, Failure
 from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, agent_process
 from launcher.supervisor.attempt_end import pass_on_stop, settle_end, write_end, write_known_end
@@ -90,6 +90,7 @@ class Allocation:
         *,
         prepare: Callable[[], AttemptEnd | None] = lambda: None,  # before agents; how it ended, where that was all
         agents_of: AgentsOf | None = None,  # of a role beside the main one; None: they are all on this machine
+        write: Callable[[AttemptEnd, Failure | None], AttemptEnd] | None = None,  # instead of `write_end`
         told_within_s: float = 0.0,  # what ends everything here when the run has ended waits so long for the messenger
     ) -> None:
         self._run = run
@@ -97,6 +98,7 @@ class Allocation:
         self._plan = plan
         self._requests = requests
         self._prepare = prepare
+        self._write = write or self._write_at_once
         self._told_within_s = told_within_s
         self._messenger = Messenger(run, attempt, told_within_s or LINGER_S)
         self._own = agents
@@ -133,10 +135,16 @@ class Allocation:
         self._agents.end(standbys_of=self._own)
         self._roles.close()
         if self._by_roles is not None and write_known_end(self._run, self._attempt, self._plan) is None:
-            write_end(self._run, self._attempt, self._by_roles, self._plan, self._roles.failure(self._by_roles))
-        end = settle_end(self._run, self._attempt, self._plan, status)
+            end = self._write(self._by_roles, self._roles.failure(self._by_roles))
+        else:
+            end = settle_end(self._run, self._attempt, self._plan, status, self._write)
         if end.state is not State.QUEUED:
             self._agents.end()
+        return end
+
+    def _write_at_once(self, end: AttemptEnd, failure: Failure | None) -> AttemptEnd:
+        """Write how the attempt ended, and return it."""
+        write_end(self._run, self._attempt, end, self._plan, failure)
         return end
 
     def _watch(self) -> int | None:

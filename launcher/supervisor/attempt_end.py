@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -210,7 +210,12 @@ def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
     return len(exits) == size and all(map(finished, exits.values()))
 
 
-def settle_end(run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None) -> AttemptEnd:
+WriteEnd = Callable[[AttemptEnd, Failure], AttemptEnd]  # writes how an attempt ends; returns what it has written
+
+
+def settle_end(
+    run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None, write: WriteEnd | None = None
+) -> AttemptEnd:
     """Return the attempt's end that the coordinator wrote, or else write and return one from `status`, the wait status
     of the coordinator's agent, which is None if this process ended the agent.
     """
@@ -227,7 +232,7 @@ def settle_end(run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None)
     text = f"the agent of node 0, which coordinates, {how}" + ("" if lost else f"; see {log}")
     cause = Cause.NODE_LOST if lost else Cause.LAUNCHER_FAULT
     evidence = "" if status is None else f"wait status {status}"
-    return write_failure(run, attempt, plan, cause, text, evidence=evidence)
+    return write_failure(run, attempt, plan, cause, text, evidence=evidence, write=write)
 
 
 def _how(status: int) -> str:
@@ -240,10 +245,17 @@ def _how(status: int) -> str:
 
 
 def write_failure(
-    run: RunDir, attempt: AttemptDir, plan: Plan, cause: Cause, text: str, *, evidence: str = ""
+    run: RunDir,
+    attempt: AttemptDir,
+    plan: Plan,
+    cause: Cause,
+    text: str,
+    *,
+    evidence: str = "",
+    write: WriteEnd | None = None,
 ) -> AttemptEnd:
     """Record the failure of an attempt that is gone without an end record; let the recovery policy choose what follows,
-    write the end that says so, and return it.
+    write the end that says so, with `write` if that is given, and return it.
     """
     last, history = readable(run.state, RunState), read_lines(run.events, Event)
     event = Event(
@@ -269,8 +281,17 @@ def write_failure(
         message=decision.reason,
         delay_s=decision.delay_s,
     )
-    write_end(run, attempt, end, plan, Failure(cause, text, attempt.number, event.generation, node=0, at=event.at))
+    failure = Failure(cause, text, attempt.number, event.generation, node=0, at=event.at)
+    if write is not None:
+        return write(end, failure)
+    write_end(run, attempt, end, plan, failure)
     return end
+
+
+def announce_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd) -> None:
+    """Append to the history how the run is about to end, for hosts that have it before that is written."""
+    text = f"about to end: {end.message or end.state}"
+    append_line(run.events, Event(time.time(), attempt.number, "ending", text, cause=end.cause, end=end))
 
 
 def _ran_s(history: Sequence[Event], attempt: AttemptDir, last: RunState | None) -> float:

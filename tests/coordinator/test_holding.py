@@ -38,6 +38,15 @@ def test_a_restart_and_what_follows_it_are_held_until_they_are_released(copies, 
     assert hold.pass_on([Send(1, begin)]) == [Send(1, begin)], "no failure since"
 
 
+def test_the_first_start_of_a_roles_next_attempt_waits_for_the_failures_before_it(copies):
+    hold = CopyHold(copies, follows=True)
+    assert hold.pass_on([OPENED, Send(1, START)]) == [OPENED]
+    assert not hold.is_copied(0, 90)
+    copies.copied = 90.0
+    assert hold.is_copied(0, 90) and hold.release() == [Send(1, START)]
+    assert CopyHold(HistoryCopies(), follows=True).pass_on([Send(1, START)]) == [Send(1, START)]
+
+
 def test_nothing_is_held_where_the_leader_alone_is_half_of_the_voters_or_there_are_none():
     hold = CopyHold(HistoryCopies())
     assert hold.pass_on([FAILURE, Send(1, START)]) == [FAILURE, Send(1, START)]

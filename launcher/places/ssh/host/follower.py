@@ -9,10 +9,10 @@ from launcher.places.ssh.host.late_messages import GIVE_UP_WAITS
 from launcher.places.ssh.host.leader import (
     announced_end,
     elect,
+    end_run,
     enough,
     keep_ending,
     open_next,
-    send_end_to_others,
     too_few,
 )
 from launcher.places.ssh.host.roles_on_host import RolesOnHost
@@ -21,8 +21,7 @@ from launcher.places.ssh.host.supervisor_rpc import HEAR_S
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.run.attempts import newest
 from launcher.run.avoided import avoid
-from launcher.run.durable import readable
-from launcher.run.records import AttemptEnd, Exclusion
+from launcher.run.records import AttemptEnd, Exclusion, Failure
 from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AdoptedAgent, AgentProcesses, comes_back
 from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end, write_failure
@@ -68,10 +67,8 @@ class Follower:
                 supervisor.here.pass_on_stop()
                 self._wind_up()
             self._roles.look()
-            is_led = not supervisor.ballot.leaderless and not supervisor.ballot.has_voted_past(
-                supervisor.attempt.number
-            )
-            self._agents.watch(self._next_look(), bring_back=self._sure_at is None and is_led)
+            has_left = supervisor.ballot.leaderless or supervisor.ballot.has_voted_past(supervisor.attempt.number)
+            self._agents.watch(self._next_look(), bring_back=self._sure_at is None and not has_left)
             if (following := self._following()) is not None:
                 return following
             if isinstance(self._agent, AdoptedAgent) and self._is_left() and self._sure_at is None:
@@ -205,7 +202,7 @@ class TakeOver:
         if supervisor.status().has_vote and enough(supervisor, without, leads=False):
             return self._take_over(without)
         if supervisor.rpc.all_gone(rules.lease_s + supervisor.patience_s) or time.monotonic() > self._give_up_at:
-            supervisor.here.end(too_few(supervisor, without, self._since, leads=False))
+            supervisor.here.end(too_few(supervisor, without, self._since))
         return None
 
     def _take_over(self, others: Mapping[int, SupervisorStatus]) -> int | None:
@@ -215,18 +212,25 @@ class TakeOver:
         """
         supervisor = self._supervisor
         elected = elect(supervisor, others, leads=False)
-        if elected is None or keep_ending(supervisor):
+        if elected is None or keep_ending(supervisor, elected, leads=False):
             return None
         end = self._end = self._end or self._write_failure(len(elected.others) + 1)
         if end.state is State.QUEUED:
             return open_next(supervisor, elected, end.cause, leads=False)
-        send_end_to_others(supervisor)
+        end_run(supervisor, end, elected.others, leads=False)
         return None
 
     def _write_failure(self, together: int) -> AttemptEnd:
         """Write the failure that the leader is lost while `together` hosts are connected, and return the
-        attempt's end.
+        attempt's end, which is written only if another attempt follows.
         """
+
+        def write(end: AttemptEnd, failure: Failure) -> AttemptEnd:
+            """Write the end, unless the run ends with it."""
+            if end.state is State.QUEUED:
+                write_end(supervisor.run, supervisor.attempt, end, supervisor.plan, failure)
+            return end
+
         supervisor, lost = self._supervisor, self._supervisor.leader
         hosts = len(supervisor.plan.nodes) - len(supervisor.plan.away)
         text = f"{lost}, which led, is lost: {supervisor.host} takes over with {together} of {hosts} hosts"
@@ -234,7 +238,7 @@ class TakeOver:
             text = f"{lost} was lost, and leads again with {together} of {hosts} hosts"
         evidence = f"no answer for {supervisor.plan.spec.recovery.lease_s:g} s"
         end = write_failure(
-            supervisor.run, supervisor.attempt, supervisor.plan, Cause.NODE_LOST, text, evidence=evidence
+            supervisor.run, supervisor.attempt, supervisor.plan, Cause.NODE_LOST, text, evidence=evidence, write=write
         )
         until = end.ended_at + supervisor.plan.spec.recovery.avoid_s
         if lost != supervisor.host:

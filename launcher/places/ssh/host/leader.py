@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from msgspec import structs
+
 from launcher.clock import WakingClock, boottime
-from launcher.coordinator.history_copies import COPIED_S, HistoryCopies
+from launcher.coordinator.history_copies import ANNOUNCED, HistoryCopies
 from launcher.coordinator.verdict import RESTART
 from launcher.errors import Exit
 from launcher.places.ssh.host.attempt_on_host import reseated
@@ -33,12 +35,12 @@ from launcher.run.avoided import avoid, avoided
 from launcher.run.durable import append_line, make_dir, read_lines, readable
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
-from launcher.run.records import NODE_UNFIT, AttemptEnd, Event, Exclusion, RunState
+from launcher.run.records import NODE_UNFIT, AttemptEnd, Event, Exclusion, Failure, RunState
 from launcher.run.shared_event import SharedEvent
 from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AdoptedAgent, AgentProcess
 from launcher.supervisor.allocation import Allocation, StopSignal
-from launcher.supervisor.attempt_end import ask_to_stop, cut_short, write_end
+from launcher.supervisor.attempt_end import announce_end, ask_to_stop, cut_short, write_end
 from launcher.supervisor.wakeup import Wakeup
 
 _AGAIN_S = 1.0
@@ -166,7 +168,7 @@ class Leader:
             stop = LeaderStop(self._wakeup, supervisor.attempt, supervisor.here.before, hearing)
             end = Allocation(
                 supervisor.run, supervisor.attempt, supervisor.plan, self._wakeup, stop, [agent],
-                agents_of=self._role_agents,
+                agents_of=self._role_agents, write=self._write_end,
             ).carry_out()  # fmt: skip
             supervisor.place = agent.place
             exclude_lost_hosts(supervisor)
@@ -188,6 +190,19 @@ class Leader:
             return None
         return self._follow(end)
 
+    def _write_end(self, end: AttemptEnd, failure: Failure | None) -> AttemptEnd:
+        """Write how the attempt ends and return that; an end of the run only once half of the voters have its
+        announcement. If they do not, return an end by which another attempt is due, before which it is written.
+        """
+        supervisor, copies = self._supervisor, self._histories[EVENTS].copies()
+        if end.state in ANNOUNCED and self._records_due is not None and copies is not None:
+            announce_end(supervisor.run, supervisor.attempt, end)
+            self._records_due.set()
+            if not copies.await_half(supervisor.run.events.stat().st_size, supervisor.plan.spec.recovery.lease_s):
+                return structs.replace(end, state=State.QUEUED, message=f"too few voters have the end: {end.message}")
+        write_end(supervisor.run, supervisor.attempt, end, supervisor.plan, failure)
+        return end
+
     def _copies(self) -> dict[str, HistoryCopies]:
         """Return, for each coordinator that runs, the object that shows it how much of its history is copied, by that
         history's name on the wire.
@@ -196,20 +211,14 @@ class Leader:
         return {name: copies for name, copies in found.items() if copies is not None}
 
     def _role_agents(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-        """Return what this host runs of a role's attempt, once half of the voters have the failures before it.
-
-        Where too few voters answer for a moment, the run continues without them.
-        """
+        """Return what this host runs of a role's attempt."""
         supervisor, run = self._supervisor, RunDir(Path(plan.run_dir))
         agents = supervisor.here.role_agents(
             supervisor.ready.gpus, supervisor.ready.fds, self._records_due, plan, attempt
         )
         for number in range(1, attempt.number):
             self._histories.pop(history_of(run.path.name, number), None)
-        history = history_of(run.path.name, attempt.number)
-        self._histories[history] = agents[0]
-        if self._replicator is not None and run.events.exists():
-            self._replicator.await_half(history, run.events.stat().st_size, COPIED_S)
+        self._histories[history_of(run.path.name, attempt.number)] = agents[0]
         return agents
 
     def _follow(self, end: AttemptEnd) -> int | None:
@@ -231,7 +240,7 @@ class Leader:
                     return following
             supervisor.ballot.leaderless = True  # a host with newer records may lead
             if time.monotonic() > give_up_at:
-                supervisor.here.end(too_few(supervisor, there, end.ended_at, leads=True))
+                supervisor.here.end(too_few(supervisor, there, end.ended_at))
                 send_end_to_others(supervisor)
                 return None
             self._wakeup.wait(_AGAIN_S)
@@ -289,12 +298,9 @@ def send_end_to_others(supervisor: SupervisorState) -> None:
     supervisor.to_be_told = send_end(supervisor)
 
 
-def too_few(supervisor: SupervisorState, there: Collection[int], since: float, *, leads: bool) -> AttemptEnd:
-    """Return the end of an attempt that too few hosts can continue, which names the missing hosts and what the user can
-    do.
-
-    `there` are the hosts that answer, `since` is the time from which the others did not. `leads` says that this host
-    leads the run now.
+def too_few(supervisor: SupervisorState, there: Collection[int], since: float) -> AttemptEnd:
+    """Return the end of an attempt that too few hosts can continue, for want of votes or of nodes, which names the
+    missing hosts and what the user can do. It is not announced to the others, which may continue on their own.
     """
     missed = [supervisor.rpc.peer(number).host for number in sorted(set(supervisor.rpc.others) - set(there))]
     last = readable(supervisor.run.state, RunState)
@@ -303,10 +309,7 @@ def too_few(supervisor: SupervisorState, there: Collection[int], since: float, *
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
     who = f"{len(there) + 1} of its {len(supervisor.rpc.others) + 1} hosts answer, too few to continue: since {at} "
     who += f"{', '.join(missed) or 'too many'} did not; {safe}"
-    lacks_nodes = supervisor.ballot.carries(there, leads=leads) and not enough(supervisor, there, leads=leads)
-    if lacks_nodes or not missed:  # no quorum is missing, but nodes for the job
-        return AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), who)
-    command = f"launch resume {supervisor.plan.run_id} {' '.join(f'--without {name}' for name in missed)}"
+    command = " ".join([f"launch resume {supervisor.plan.run_id}", *(f"--without {name}" for name in missed)])
     text = f"{who}; they may still run on their own. If they are gone for good: {command}"
     return AttemptEnd(State.INTERRUPTED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text)
 
@@ -317,20 +320,43 @@ def propose(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], 
     It is None if too few hosts agree, or if the run ends. `cause` is why the present attempt ended.
     """
     elected = elect(supervisor, there, leads=True)
-    if elected is None or keep_ending(supervisor):
+    if elected is None or keep_ending(supervisor, elected, leads=True):
         return None
     return open_next(supervisor, elected, cause, leads=True)
 
 
-def keep_ending(supervisor: SupervisorState) -> bool:
-    """Write the end that the lost leader of this attempt has announced in its history, and send it to all; return False
-    if it has announced none. An end that anybody was shown is in the history of each elected host.
+def keep_ending(supervisor: SupervisorState, elected: "Elected", *, leads: bool) -> bool:
+    """End the run as the history of this attempt announces; return False if it announces no end.
+
+    An end that was shown to anyone is in the history of each elected host.
     """
     end = announced_end(supervisor)
     if end is not None:
-        write_end(supervisor.run, supervisor.attempt, end, supervisor.plan)
-        send_end_to_others(supervisor)
+        end_run(supervisor, end, elected.others, leads=leads)
     return end is not None
+
+
+def end_run(supervisor: SupervisorState, end: AttemptEnd, others: Collection[int], *, leads: bool) -> None:
+    """Announce in the history how the run ends, and write that and send it to all, if enough of the hosts `others` have
+    the announcement.
+
+    `leads` says that this host leads the run now.
+    """
+    run, attempt = supervisor.run, supervisor.attempt
+    if supervisor.plan.disks_apart:
+        if announced_end(supervisor) is None:
+            announce_end(run, attempt, end)
+        have = copy_records(run, attempt, supervisor.rpc, supervisor.role_names, others)
+        if not supervisor.ballot.carries(have, leads=leads):
+            return
+    failures = [one for one in read_lines(run.events, Event) if one.attempt == attempt.number and one.kind == "failure"]
+    last = failures[-1] if failures else None
+    cause = (last.cause if last is not None else None) or end.cause
+    failure = None
+    if last is not None and cause is not None:
+        failure = Failure(cause, last.text, attempt.number, last.generation, node=last.node, at=last.at)
+    write_end(run, attempt, end, supervisor.plan, failure)
+    send_end_to_others(supervisor)
 
 
 def announced_end(supervisor: SupervisorState) -> AttemptEnd | None:

@@ -36,7 +36,7 @@ from launcher.run.shared_event import SharedEvent
 _WHOLE = -1
 _PIECE = 256 << 10
 _ASK_S, QUIET_S = 1.0, 5.0
-EVERY_S, _AWAITED_LOOK_S = 0.5, 0.005
+EVERY_S = 0.5
 
 EVENTS, ENDPOINT = "events", "endpoint"
 _OF_ROLE = re.compile(r"(?P<role>[a-z0-9_-]{1,60}) (?P<attempt>[0-9]{1,9}) (?P<record>[a-z]{1,20})", re.ASCII)
@@ -197,16 +197,17 @@ def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
 
 def copy_records(
     run: RunDir, attempt: AttemptDir, rpc: SupervisorRpc, roles: Collection[str], whom: Collection[int]
-) -> None:
-    """Send the hosts `whom` all records of the attempt and of its `roles`, and the whole history.
-
-    A host that refuses a piece is asked once more.
+) -> list[int]:
+    """Send the hosts all records of the attempt and the whole history; a host that refuses a piece is asked once
+    more. Return the hosts that have the whole history.
     """
     copies = RecordReplicator(run, attempt, rpc, roles, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
     copies.close()
     with contextlib.suppress(FileNotFoundError):
         for _ in range(run.events.stat().st_size // _PIECE + 1):
             copies.send()
+        return copies.having(run.events.read_bytes().rfind(b"\n") + 1)
+    return []
 
 
 class RecordReplicator:
@@ -266,16 +267,9 @@ class RecordReplicator:
             self.send()
             self._records_due.wait(self._every_s)
 
-    def await_half(self, history: str, size: int, within_s: float) -> bool:
-        """Wait up to `within_s` until half of the voters have `size` bytes of a history; return whether they do."""
-        until = time.monotonic() + within_s
-        if not self._over:
-            self._records_due.set()
-        while self._held_by_half(history) < size:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(_AWAITED_LOOK_S)
-        return True
+    def having(self, size: int) -> list[int]:
+        """Return the hosts that have so many bytes of the run's history."""
+        return [number for number in self._sent if self._bytes_of(number, EVENTS) >= size]
 
     def send(self) -> None:
         """Send everything that is new since the last call."""

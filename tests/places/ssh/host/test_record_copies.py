@@ -314,10 +314,7 @@ def test_a_failure_of_a_role_is_with_half_of_the_voters_before_its_restart_begin
     replicator.send()
     assert hold.is_copied(1, size)
     assert failure in read_lines(RunDir(taking_over.run.roles / "actors").events, Event)
-    before_its_next_attempt = RecordReplicator(*where, voters=[1, 2])
-    assert before_its_next_attempt.await_half(history, size, 30.0)
-    assert not before_its_next_attempt.await_half(history, size + 1, 0.0)
-    before_its_next_attempt.close()
+    assert copies.await_half(size, 30.0) and not copies.await_half(size + 1, 0.0)
 
 
 def test_records_of_a_role_are_kept_in_its_own_folder_and_those_of_no_role_nowhere(run):
