@@ -2,13 +2,16 @@
 
 import random
 from math import inf
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from launcher.coordinator.history_copies import HistoryCopies
 from launcher.places.ssh.comeback import returning_supervisor as comeback
 from launcher.places.ssh.host.follower import TakeOver
-from launcher.places.ssh.host.leader import HostWatch, elect, enough, propose, too_few
+from launcher.places.ssh.host.leader import HostWatch, Leader, elect, enough, propose, too_few
+from launcher.places.ssh.host.record_copies import EVENTS
 from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
     Ask,
@@ -23,9 +26,11 @@ from launcher.run.attempts import read_intent, read_plan
 from launcher.run.avoided import include
 from launcher.run.durable import readable, write_record
 from launcher.run.identity import this_process
-from launcher.run.records import RunState
+from launcher.run.records import AttemptEnd, RunState
+from launcher.run.shared_event import SharedEvent
 from launcher.spec.model import Budget
 from launcher.states import Cause, State
+from launcher.supervisor.attempt_end import announce_end
 from tests.places.ssh.host import test_supervisors
 from tests.places.ssh.host.test_supervisors import Table, proposed, started_again, taken
 
@@ -275,6 +280,40 @@ def test_who_gets_the_history_before_an_attempt_that_it_has_voted_for_stays(tmp_
     assert isinstance(table.said(2, table.vote(3, 1)), Agreed)
     assert isinstance(table.said(2, Replica(1, 2, "avoided", -1, "[]")), Agreed)
     late.check_part_in(late.ballot.outrun_by)
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_host_that_takes_over_writes_no_end_before_enough_voters_have_its_announcement(tmp_path, announced):
+    """Its own, as no restart is left, or that of the lost leader: a host without it would go on with the run."""
+    table = Table(tmp_path, nodes_min=1, node_lost=Budget(1 if announced else 0))
+    table.lose(0)
+    member, end = table.supervisors[1], AttemptEnd(State.SUCCEEDED, None, 0, 1.0, "all ranks have finished")
+    if announced:
+        announce_end(member.run, member.attempt, end)
+    table.deafen(2, Replica)
+    assert TakeOver(member).look() is None
+    assert (table.end(1), table.end(2)) == (None, None)
+    table.deafen(2)
+    table.silent = {0, 1}
+    assert TakeOver(table.supervisors[2]).look() is None, "alone it is not more than half"
+    table.silent = {0}
+    assert TakeOver(member).look() is None
+    assert [table.end(number).state for number in (1, 2)] == [State.SUCCEEDED if announced else State.FAILED] * 2
+    assert table.state(1).failure is None if announced else table.state(1).failure.cause is Cause.NODE_LOST
+
+
+def test_a_leaders_supervisor_writes_no_end_before_half_of_the_voters_have_its_announcement(tmp_path):
+    """Of several roles, or after its coordinator is gone. Its next attempt is this end, once it is elected again."""
+    table, copies = Table(tmp_path), HistoryCopies()
+    copies.copied = 0.0
+    member, leads = table.supervisors[0], Leader(table.supervisors[0], table.wakeups[0])
+    leads._histories[EVENTS], leads._records_due = SimpleNamespace(copies=lambda: copies), SharedEvent()
+    end = AttemptEnd(State.SUCCEEDED, None, 0, 1.0, "all roles have ended")
+    left = leads._write_end(end, None)
+    leads._records_due.close()
+    assert (left.state, table.end(0)) == (State.QUEUED, None)
+    assert proposed(table, member, [1, 2], None) is None
+    assert [table.end(number) for number in range(3)] == [end] * 3
 
 
 @pytest.mark.parametrize("nodes_min", [1, 3, 4])

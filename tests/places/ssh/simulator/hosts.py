@@ -44,6 +44,7 @@ from launcher.spec.model import Budget, Recovery
 from launcher.states import State
 from launcher.supervisor import agent_processes, allocation
 from launcher.supervisor.agent_processes import AdoptedAgent, AgentProcess, AgentProcesses, SupervisedLease
+from launcher.supervisor.attempt_end import write_end
 from launcher.wire import messages
 from launcher.wire.frames import wire_key
 from tests.places.ssh.simulator import machine
@@ -75,6 +76,7 @@ class Host:
         self.image, self.gone, self.started_at = None, False, 0.0
         self.asleep, self.postponed = False, []  # suspended, and what was due meanwhile
         self.dead: list[tuple[int, int]] = []
+        self.crashes = 0
         self.living = {os.getpid()}
         self._lay(starts_at)
         self.disk = Disk(root)
@@ -100,7 +102,8 @@ class Host:
         hosts = range(self.pool.size)
         nodes = tuple(NodePlan(one, f"10.0.0.{one + 1}", False, None, host=f"host{one}") for one in hosts)
         plan = plan_of(self.run.path, ranks=1)
-        spec = msgspec.structs.replace(plan.spec, recovery=RULES)
+        rules = msgspec.structs.replace(RULES, node_lost=self.pool.budget, killed=self.pool.budget)
+        spec = msgspec.structs.replace(plan.spec, recovery=rules)
         more = {"nodes": nodes, "spec": spec, "nodes_max": self.pool.size, "disks_apart": True, "elects": True}
         attempt, _ = new_attempt(self.run, "pool", "submit", None, msgspec.structs.replace(plan, **more), secret=SECRET)
         raise_fence(self.run, attempt.number)
@@ -174,9 +177,9 @@ class Host:
         for process in (self.process, self.agent):
             if process is not None:
                 process.kill()
-        self.agent, self.dead = None, []
+        self.agent, self.dead, self.crashes = None, [], self.crashes + 1
         if back_s is not None:
-            self.world.at(self.world.now + back_s, None, self._boot)
+            self.world.at(self.world.now + back_s, None, partial(self._boot, self.crashes))
 
     def kill_supervisor(self, back_s):
         """Kill only the supervisor, whose agent runs on. It is started again in a while."""
@@ -185,7 +188,9 @@ class Host:
             self.process.kill()
             self.comes_back(back_s)
 
-    def _boot(self):
+    def _boot(self, crashes):
+        if crashes != self.crashes:
+            return  # it has crashed once more meanwhile
         self.disk.restore(self.image)
         self.up, self.boots, self.suspended_s, self.asleep = True, self.boots + 1, 0.0, False
         self.offsets[:2] = [self.pool.chance.uniform(0.0, 1e5) for _ in range(2)]
@@ -522,8 +527,21 @@ class InlineWriter(record_writer.RecordWriter):
             super().write(entry)
             self.close()
             self._work()
-            if isinstance(entry, AttemptEnd) and entry.state is State.SUCCEEDED:
-                machine.World.current.process.host.pool.ends(machine.World.current.process.host)
+            if isinstance(entry, AttemptEnd):
+                _judge_end(entry)
+
+
+def _judge_end(end):
+    """Tell the judge of an end that has just been written, after which no other host may go on."""
+    if end.state in (State.SUCCEEDED, State.FAILED):
+        host = machine.World.current.process.host
+        host.pool.ends(host, end)
+
+
+def _write_end(run, attempt, end, *words):
+    """Write an end as supervisors do."""
+    write_end(run, attempt, end, *words)
+    _judge_end(end)
 
 
 class WatchedHold(CopyHold):
@@ -572,6 +590,8 @@ def machines(pool):
             (record_copies, "threading", threads),
             (record_copies, "SharedEvent", machine.SharedEvent),
             (leader, "SharedEvent", machine.SharedEvent),
+            (leader, "write_end", _write_end),
+            (follower, "write_end", _write_end),
             (record_writer, "threading", no_threads),
             (attempt_on_host, "log_to", lambda path: None),
             (host_supervisor, "close_tier", lambda *_: None),

@@ -17,8 +17,10 @@ from launcher.places.ssh.host.supervisor_messages import (
     Settled,
     Vote,
 )
+from launcher.spec.model import Budget
 from launcher.states import State
-from tests.places.ssh.simulator.hosts import LEASE_S, WAIT_S, Host, machines
+from tests.places.ssh.simulator import machine
+from tests.places.ssh.simulator.hosts import LEASE_S, MANY, WAIT_S, Host, machines
 from tests.places.ssh.simulator.machine import World
 from tests.places.ssh.simulator.network import Network
 
@@ -45,6 +47,8 @@ class Pool:
         self.hosts = []
         self._more = more = random.Random(f"{seed} more")  # of its own, so that seeds of before play the same runs
         self.steps_in_all = more.choice([inf, inf, more.randint(5, 40)])
+        few = random.Random(f"{seed} few")
+        self.budget = Budget(few.randint(0, 2)) if few.random() < 0.25 else MANY
         self.ended, self._lost_as_it_ends = 0, more.random() < 0.7
 
     def host_of(self, path):
@@ -182,7 +186,7 @@ class Pool:
             raise Broken(f"without a quorum it ended as {bad[0].state}: {bad[0].message}")
 
     def _is_over(self):
-        """Whether the run has succeeded, as its leader has written or the host that took over from it."""
+        """Whether the run has ended, as its leader has written or the host that took over from it."""
         ends = [host.end for host in self.hosts if host.end is not None]
         return bool(self.ended) or any(end.state is State.SUCCEEDED for end in ends)
 
@@ -221,10 +225,12 @@ class Pool:
         self.saved = max(self.saved, agent.step + 1)
         return agent.step + 1
 
-    def ends(self, host):
-        """The leader's coordinator has written that the run has succeeded."""
+    def ends(self, host, end):
+        """A coordinator or a supervisor has written that the run has succeeded or failed."""
+        by_itself = machine.World.current.process is host.process
+        self.reach("a supervisor ends a run" if by_itself else f"a coordinator ends a run as {end.state}")
         self.ended = host.supervisor.attempt.number
-        self.note(f"{host.name} ends attempt {self.ended}")
+        self.note(f"{host.name} ends attempt {self.ended} as {end.state}")
         if self._lost_as_it_ends and self._may_go():
             self.reach("a leader is lost as the run ends")
             self.net.cut |= {(host.number, other) for other in range(self.size)}  # what it has just sent is lost too

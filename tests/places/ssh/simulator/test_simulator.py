@@ -11,6 +11,8 @@ from launcher.coordinator.server import CopyHold
 from launcher.places.ssh.host import follower, leader
 from launcher.places.ssh.host.ballot import Ballot
 from launcher.places.ssh.quorum.core import Opening, Voter
+from launcher.supervisor.agent_processes import AgentProcesses
+from tests.places.ssh.simulator.hosts import SupervisedAgents
 from tests.places.ssh.simulator.pool import Broken, play
 from tests.sizes import SCALE, SEED
 
@@ -31,6 +33,7 @@ RARE = (
     "a restart begins once its failure is copied",
     "a run without a quorum is interrupted",
     "a leader is lost as the run ends",
+    "a supervisor ends a run",
 )
 
 
@@ -85,11 +88,30 @@ def lowest(ballot, own, leaderless):
     return all(ballot.me < number for number in leaderless)
 
 
+def end_at_once(supervisor, end, *_, **__):
+    leader.write_end(supervisor.run, supervisor.attempt, end, supervisor.plan)
+    leader.send_end_to_others(supervisor)
+
+
+def brings_back_at_once(agents, until, *, bring_back=True):
+    status = AgentProcesses.watch(agents, until, bring_back=bring_back)
+    for agent in agents._agents if bring_back else ():
+        if agent.returns_at is not None and agents._host.monotonic() >= agent.returns_at:
+            agent.start()
+    return status
+
+
 SABOTAGED = {
     "a candidate needs half of the voters": [(Opening, "carried_by", half)],
     "an attempt counts that too few have accepted": [(leader, "enough", lambda *_, **__: True)],
     "a restart does not wait for the copy of its failure": [(CopyHold, "is_copied", lambda *_: True)],
-    "who takes over opens an attempt of a run whose end was announced": [(follower, "keep_ending", lambda _: False)],
+    "who takes over opens an attempt of a run whose end was announced": [(follower, "keep_ending", lambda *_, **__: False)],
+    "an end by a supervisor is written before it is copied": [
+        (follower, "end_run", end_at_once), (leader, "end_run", end_at_once),
+    ],
+    "an agent is brought back on a host that has voted for another": [
+        (SupervisedAgents, "watch", brings_back_at_once), (Ballot, "has_voted_past", lambda *_: False),
+    ],
     "a host leaves as it gets the history before its attempt": [(Ballot, "comes_before", lambda *_: False)],
     "a candidate does not keep its own vote": [(Voter, "stand", lambda voter, number: voter)],
     "a candidate's history does not replace the voter's": [(Ballot, "elected", lambda *_: False)],
