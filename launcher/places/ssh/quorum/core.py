@@ -10,12 +10,11 @@ sends the answer. A method that begins with `against` returns the reason for a r
     open(2, ...)   ─ Open ───────────► against_open, accept         after the history was copied there
     carries(...)   ◄──── accepted ────
     settle(2)      ─ Settle ─────────► settle                       ranks may start
-    leads_until    ◄─ heartbeat ─────► may_vote_from, ranks_until   as long as it leads
+                   ◄─ heartbeat ─────► may_vote_from                as long as it leads
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from math import inf
 
 Host = int
 
@@ -234,24 +233,8 @@ class Voter:
             return f"attempt {attempt} has its vote for another"
         return ""
 
-    # -- time: seconds by the clock of the host that asks, which runs as fast as the others' do
 
-    def leads_until(self, confirmed_at: Mapping[Host, float], lease_s: float) -> float:
-        """Return the time until which a leader leads.
-
-        `confirmed_at` is when it sent the newest answer that each voter is known to have received. The voter received
-        it later, and gives no candidate its vote for a lease from then on.
-        """
-        at = sorted((confirmed_at.get(one, -inf) for one in self.newest.voters - {self.me}), reverse=True)
-        others = (len(self.newest.voters) + 1) // 2 - 1
-        return at[others - 1] + lease_s if others else inf
-
-
-def ranks_until(asked_at: float, lease_s: float) -> float:
-    """Return the time until which ranks may run on a host whose question, asked at `asked_at`, was answered;
-    delays do not extend it.
-    """
-    return asked_at + lease_s
+# -- time: seconds by the clock of one host, which runs as fast as the others' do
 
 
 def may_vote_from(answered_at: float, lease_s: float) -> float:

@@ -20,7 +20,6 @@ from launcher.places.ssh.quorum.core import (
     Voter,
     may_start_from,
     may_vote_from,
-    ranks_until,
 )
 
 LEASE = 2
@@ -208,7 +207,7 @@ class LeaseWorld:
         voter = node.voter
         if answer.attempt != voter.newest.attempt or node.memory is not None:
             return
-        until = max(ranks_until(answer.asked_at, LEASE if answer.runs else 0), node.ranks[1])
+        until = max(answer.asked_at + (LEASE if answer.runs else 0), node.ranks[1])
         settled = voter.settle(Settle(answer.attempt, voter.newest.leader))
         seen = max(answer.sent_at, node.seen)
         new = node._replace(voter=settled, heard_at=state.now, seen=seen, ranks=(answer.attempt, until))
@@ -243,9 +242,13 @@ def _without_what_is_over(node: Node, now: float) -> Node:
 
 
 def _leads_until(node: Node) -> float:
+    """Return until when the coordinator of this node starts ranks: half of the voters, with it, are its followers."""
     if not isinstance(node.memory, Leads):
         return -inf
-    return node.voter.leads_until(dict(enumerate(node.memory.confirmed_at)), LEASE)
+    voters = node.voter.newest.voters
+    at = sorted((node.memory.confirmed_at[one] for one in voters - {node.voter.me}), reverse=True)
+    others = (len(voters) + 1) // 2 - 1
+    return at[others - 1] + LEASE if others else inf
 
 
 def _hears(node: Node, now: float) -> bool:

@@ -1,7 +1,5 @@
 """Each rule of a quorum by itself; test_exploration.py has them together."""
 
-from math import inf
-
 import pytest
 
 from launcher.places.ssh.quorum.core import (
@@ -14,7 +12,6 @@ from launcher.places.ssh.quorum.core import (
     Voter,
     may_start_from,
     may_vote_from,
-    ranks_until,
 )
 
 FIRST = Opening(1, 0, frozenset(range(4)))
@@ -128,22 +125,6 @@ def test_who_has_voted_for_another_is_not_counted_as_heard():
     assert not guest.has_vote and not guest.counts
 
 
-@pytest.mark.parametrize(
-    ("size", "confirmed_at", "until"),
-    [
-        (2, {}, inf),  # it is half by itself
-        (3, {1: 5.0, 2: 9.0}, 19.0),  # one other is enough
-        (4, {1: 5.0, 2: 9.0, 3: 1.0}, 19.0),
-        (5, {1: 5.0, 2: 9.0, 3: 1.0}, 15.0),
-        (5, {1: 5.0, 9: 9.0}, -inf),
-    ],
-)
-def test_a_leader_leads_for_a_lease_after_half_of_the_voters_were_heard(size, confirmed_at, until):
-    leader = voter(me=0, openings=(Opening(1, 0, frozenset(range(size))),))
-    assert leader.leads_until(confirmed_at, 10.0) == until
-
-
 def test_ranks_start_once_those_of_the_last_attempt_have_ended():
-    assert ranks_until(99.0, 10.0) == 109.0
     assert may_vote_from(101.0, 10.0) == 111.0
     assert [may_start_from(50.0, 10.0, all_ended=ended) for ended in (True, False)] == [50.0, 60.0]

@@ -105,7 +105,9 @@ SABOTAGED = {
     "a candidate needs half of the voters": [(Opening, "carried_by", half)],
     "an attempt counts that too few have accepted": [(leader, "enough", lambda *_, **__: True)],
     "a restart does not wait for the copy of its failure": [(CopyHold, "is_copied", lambda *_: True)],
-    "who takes over opens an attempt of a run whose end was announced": [(follower, "keep_ending", lambda *_, **__: False)],
+    "who takes over opens an attempt of a run whose end was announced": [
+        (follower, "keep_ending", lambda *_, **__: False),
+    ],
     "an end by a supervisor is written before it is copied": [
         (follower, "end_run", end_at_once), (leader, "end_run", end_at_once),
     ],
