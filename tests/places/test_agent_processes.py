@@ -429,6 +429,21 @@ def test_what_a_supervisor_and_all_below_it_after_suspend_is_forgiven_where_the_
     assert [slept for slept in AfterSuspend if supervised[slept].due().end] == [AfterSuspend.COUNTS]
 
 
+def test_an_agent_that_has_died_is_brought_back_by_the_next_look(tmp_path):
+    """Its supervisor may vote for another leader in between, whose hosts it may not keep from their votes."""
+    one = AgentProcess(["false"], {}, tmp_path / "agent.log")
+    agents = AgentProcesses([one], Wakeup(), leads=False)
+    agents.start()
+    until(lambda: agents.watch(None) or one.last is not None)
+    assert one.pid is None and one.returns_at is not None
+    agents.watch(0.0, bring_back=False)
+    assert one.pid is None
+    before = one.started_at
+    agents.watch(0.0)
+    assert one.started_at > before
+    agents.end()
+
+
 ORPHANED = """
 import os, sys, time
 from pathlib import Path

@@ -621,6 +621,23 @@ def started_again(table, number, begun=1):
     return member
 
 
+@pytest.mark.parametrize("voted", [False, True])
+def test_the_agent_of_a_host_that_has_voted_for_another_is_not_brought_back(table, agents, monkeypatch, voted):
+    """It joined the leader before, which counted it as a voter and started ranks beside those of the new one."""
+    member, looks = table.supervisors[2], []
+
+    def watch(_agents, until, *, bring_back):
+        looks.append(bring_back)
+        raise Fenced("enough")
+
+    monkeypatch.setattr(agents, "watch", watch)
+    if voted:
+        member.ballot.vote(table.vote(2, 1))
+    with pytest.raises(Fenced, match="enough"):
+        Follower(member, table.wakeups[2])._keep()
+    assert looks == [not voted]
+
+
 class LeftSlots(Slots):
     """Slots that an adopted agent has held, and that are free `after` so many tries."""
 

@@ -82,6 +82,14 @@ LEADERS = {
         CORE, "return self.has_vote and self.voted[0] == self.newest.attempt", "return self.has_vote",
         CORES, "not_counted_as_heard",
     ),
+    "the agent of a host that has voted for another is brought back, and joins the leader before": (
+        FOLLOWER, " or supervisor.ballot.has_voted_past(supervisor.attempt.number)", "",
+        SUPERVISORS, "is_not_brought_back",
+    ),
+    "a coordinator is adopted on a host that has voted for another": (
+        f"{POOL}/comeback/returning_supervisor.py",
+        "(supervisor.leads and not supervisor.ballot.voter.leads)", "False", SUPERVISORS, "leads_no_more",
+    ),
     "both sides of a cut go on: the coordinator does not count its voters": (
         "coordinator/attempt.py", "return self.nodes.quorum_shortfall(self.nodes.followers(self.mono))", "return None",
         APART, "need_nobody_else",
@@ -180,6 +188,10 @@ RUNS_THAT_STAND_STILL = {
 }  # fmt: skip
 
 RECORDS = {
+    "a host that takes over writes an end that too few voters know of": (
+        LEADER, "if not supervisor.ballot.carries(have, leads=leads):", "if False:",
+        ELECTIONS, "writes_no_end_before",
+    ),
     "what a lost leader had noted alone is kept": (
         COPIES, "elif cuts and os.fstat(fd).st_size > at + len(piece):", "elif False:",
         SUPERVISORS, "beyond_a_new_leaders",
