@@ -212,12 +212,12 @@ def starts(desk, run, host):
     return '"attempt":2,"kind":"role"' in events
 
 
-def test_without_a_spare_host_a_lost_leader_ends_the_run_and_says_what_to_do(desk, three):
+def test_without_a_spare_host_a_lost_leader_interrupts_the_run_and_says_what_to_do(desk, three):
     run = three("role", "", "--set", "recovery.wait=5s")
     desk.hosts.nodes[0].power_off()
     end = desk.until("the end", lambda: desk.record_there(1, run, "attempts/0001/exit.json"))
-    assert (end["state"], end["cause"]) == ("failed", "node_lost")
-    assert "2 of its 3 hosts answer, too few to go on" in end["message"], end["message"]
+    assert (end["state"], end["cause"]) == ("interrupted", "node_lost")
+    assert "2 of its 3 hosts answer, too few to continue" in end["message"], end["message"]
 
 
 @pytest.mark.parametrize("restart", ["alone", "role"])
