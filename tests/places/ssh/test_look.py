@@ -17,9 +17,10 @@ from launcher.places.ssh.results import fetch
 from launcher.places.ssh.submit import cancel, discovery, look, report
 from launcher.places.ssh.submit.handover import PoolHandover, mend
 from launcher.run.avoided import avoided
+from launcher.run.durable import read_record
 from launcher.run.identity import this_process
 from launcher.run.layout import RunDir
-from launcher.run.records import Event, Exclusion, Handle
+from launcher.run.records import ClusterAnswer, Event, Exclusion, Handle
 from launcher.spec.model import Ssh, SshHost
 from launcher.states import Cause, State, exit_of
 from launcher.status.derive import exit_code_of
@@ -435,6 +436,18 @@ def test_why_an_attempt_could_not_be_handed_over_is_said(hosts):
     hosts.cut.add("node1")
     assert "node1 does not answer" in status(hosts).message
     assert not attempt.handle.exists()
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.SUCCEEDED])
+def test_a_leader_without_supervisor_is_known_while_the_run_lives(hosts, state):
+    """Of a run that was lost with its hosts, a supervisor that came back kept a user from resuming it."""
+    there = hosts.on("node0").attempt()
+    if state is State.SUCCEEDED:
+        there.end(state)
+    there.state(state)
+    hosts.look()
+    seen = read_record(hosts.run.attempt(1).seen, ClusterAnswer)
+    assert seen.unsupervised == ("node0" if state is State.RUNNING else "")
 
 
 def test_no_end_is_kept_before_all_events_are_here(hosts):

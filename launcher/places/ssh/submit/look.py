@@ -127,7 +127,7 @@ def _judged(
     if silent and not best.lives and not _settles(best, plan, said):
         return _unanswered(attempt, silent, best)
     keep(run, best)
-    word = replace(_word(best.head), unsupervised="" if best.head.supervised else best.host)
+    word = replace(_word(best.head), unsupervised=best.host if best.lives and not best.head.supervised else "")
     write_record(run.attempt(best.head.attempt).seen, word)
     return word
 
