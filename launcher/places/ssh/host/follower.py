@@ -48,7 +48,8 @@ class Follower:
         """Run the agent until the attempt has ended; return the number of the next attempt, or None if the run has
         ended.
         """
-        self._agents.start()
+        if not self._supervisor.ballot.has_voted_past(self._supervisor.attempt.number):
+            self._agents.start()  # else it would be a follower of a leader whose time may be over
         following = None
         try:
             following = self._keep()

@@ -631,11 +631,13 @@ def test_the_agent_of_a_host_that_has_voted_for_another_is_not_brought_back(tabl
         raise Fenced("enough")
 
     monkeypatch.setattr(agents, "watch", watch)
+    monkeypatch.setattr(agents, "start", lambda _: looks.append("started"), raising=False)
+    monkeypatch.setattr(agents, "end", lambda *_, **__: None, raising=False)
     if voted:
         member.ballot.vote(table.vote(2, 1))
     with pytest.raises(Fenced, match="enough"):
-        Follower(member, table.wakeups[2])._keep()
-    assert looks == [not voted]
+        Follower(member, table.wakeups[2]).carry_out()
+    assert looks == ([False] if voted else ["started", True])
 
 
 class LeftSlots(Slots):
