@@ -163,10 +163,11 @@ class Pool:
         since, steps, quorum = self.world.now, self.steps, self.has_quorum()
         self.note(f"has a quorum: {quorum}")
         if self._is_over():
-            self.world.run_until(since + GIVES_UP_S, lambda: not any(host.takes_part for host in self.hosts))
+            limit_s = GIVES_UP_S + LEASE_S + WAIT_S  # one that is just back waits for the coordinator first
+            self.world.run_until(since + limit_s, lambda: not any(host.takes_part for host in self.hosts))
             left = [host.name for host in self.hosts if host.takes_part]
             if left:
-                raise Broken(f"{', '.join(left)} waits after {GIVES_UP_S:g} s, though the run has ended")
+                raise Broken(f"{', '.join(left)} waits after {limit_s:g} s, though the run has ended")
             return
         if quorum:
             self.world.run_until(since + PROGRESS_S, lambda: self._is_over() or self.steps > steps + 2)
