@@ -74,7 +74,7 @@ class Pool:
             world.at(chance.uniform(0.0, 0.3), None, host.start)
         begins = chance.choice([0.0, 4.0])
         world.at(begins, None, self._storm)
-        killed = random.Random(f"{self.seed} killed")  # of its own, like those above
+        killed = random.Random(f"{self.seed} orphans")  # of its own, like those above
         if killed.random() < 0.3:
             for _ in range(killed.randint(1, 3)):
                 world.at(begins + killed.uniform(0.5, STORM_S), None, partial(self._kill_supervisor, killed))
