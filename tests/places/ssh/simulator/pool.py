@@ -175,7 +175,10 @@ class Pool:
                 raise Broken(f"no steps within {PROGRESS_S:g} s, though there is a quorum")
             self.progress_s = self.world.now - since
             return
-        self.world.run_until(since + GIVES_UP_S, lambda: not any(host.takes_part for host in self.hosts))
+        is_back = lambda: self.steps > steps + 2  # noqa: E731 - a leader has come back after all
+        self.world.run_until(since + GIVES_UP_S, lambda: is_back() or not any(host.takes_part for host in self.hosts))
+        if is_back():
+            return
         for host in self.hosts:
             if host.takes_part:
                 raise Broken(f"{host.name} waits after {GIVES_UP_S:g} s, though there is no quorum")
