@@ -57,6 +57,7 @@ FOUND = {
     "a leader that is back waits for hosts that have voted for another": 314363339,
     "a machine wakes from a suspend with a message to start ranks that were replaced": 1065,
     "the agent of a host that has voted for another joins the leader before": 2296847356,
+    "a supervisor is lost as it ends a run": 1016,
     "power is cut while a request that comes twice is answered": 755,
 }
 
