@@ -29,8 +29,10 @@ _SILENT_S = 30.0  # the coordinator writes the state much more often
 
 
 def ask_lost(run: RunDir) -> None:
-    """Start asking lost hosts of a run that continues without them, or waits for them, its leader if that is silent,
-    and hosts that have lost only their supervisor; at most once every few seconds.
+    """Start a process that asks the lost hosts of a run to take part again, at most once every few seconds.
+
+    It is started for a run that continues without these hosts or waits for them. Hosts that have lost only their
+    supervisor are asked, too, and if the run's state is old, the leader's host.
     """
     last = readable(run.state, RunState)
     if last is None or not (last.state in _GOES_ON or (last.state in _BETWEEN and last.restarts)):
@@ -58,7 +60,7 @@ def _unsupervised(run: RunDir) -> list[str]:
     return [*leader, *(exclusion.host for exclusion in avoided(run))]
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """Ask the hosts named as arguments, all at once, to take part again; always return 0."""
     run, hosts = RunDir(Path(argv[0])), argv[1:]
     places = [place for place in places_of(run) if place.host.name in hosts]

@@ -21,9 +21,11 @@ from launcher.places.ssh.host.supervisor_rpc import HEAR_S
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.run.attempts import newest
 from launcher.run.avoided import avoid
+from launcher.run.durable import readable
 from launcher.run.records import AttemptEnd, Exclusion, Failure
 from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AdoptedAgent, AgentProcesses, comes_back
+from launcher.supervisor.allocation import SURE_S
 from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end, write_failure
 from launcher.supervisor.wakeup import Wakeup
 
