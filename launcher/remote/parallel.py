@@ -1,4 +1,4 @@
-"""Connect to many hosts at once, a few at a time, and run work on each; a failure is returned as a value."""
+"""Log in to many hosts at once, to each sshd a few at a time, and run work on each, with failures as values."""
 
 import contextlib
 import itertools
@@ -18,6 +18,8 @@ from launcher.remote.running import TURN_S
 from launcher.remote.target import Target
 
 AT_ONCE = 8  # sshd drops at random from its tenth unfinished login on (MaxStartups 10:30:100)
+_LOGINS_AT_ONCE = 64  # none of their sshds has more than AT_ONCE; waiting for hosts takes longer than our own work
+_TURN_S = 1.0
 _PATIENCE_S = 60.0  # with a host that hangs up at once: others who log in there have their turn meanwhile
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 4.0
 
@@ -41,9 +43,14 @@ def connect_all(
         """Pass the result for one host to `tell`."""
         tell(name, "connected" if isinstance(result, Line) else result.lines[0])
 
-    wanted = {target.name: target for target in targets}
-    work = {name: partial(_patiently, target, patience_s) for name, target in wanted.items()}
-    return _run_in_threads(work, AT_ONCE, heard, Line.close)
+    def patiently(target: Target) -> Line:
+        """Return a connection, once it is the target's turn at its first sshd."""
+        with turns[_first_sshd(target)]:
+            return _patiently(target, patience_s)
+
+    turns = {_first_sshd(target): threading.Semaphore(AT_ONCE) for target in targets}
+    work = {target.name: partial(patiently, target) for target in targets}
+    return _at_once(work, _LOGINS_AT_ONCE, heard, Line.close)
 
 
 def for_all(
@@ -69,6 +76,11 @@ def answers(results: Mapping[str, T | LaunchError]) -> dict[str, T]:
 def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
     """Return the first line of each error."""
     return [one.lines[0] for one in troubles.values()]
+
+
+def _first_sshd(target: Target) -> str:
+    """Return the host that a login reaches first, or "" if only the user's own ssh knows it."""
+    return "" if target.transport == "openssh" else (*target.jumps, target)[0].hostname
 
 
 def _patiently(target: Target, patience_s: float) -> Line:

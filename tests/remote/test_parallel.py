@@ -114,6 +114,31 @@ def test_never_more_than_eight_at_once(door, monkeypatch):
     assert 1 < most <= 8
 
 
+@pytest.mark.parametrize("through", ["each host itself", "one jump host"])
+def test_hosts_of_their_own_do_not_wait_for_each_other(opened, monkeypatch, through):
+    door = opened()
+    jumps = (door.target(name="jump", hostname="jump"),) if through == "one jump host" else ()
+    busy, most, lock, all_there = 0, 0, threading.Lock(), threading.Event()
+
+    def watched(target):
+        nonlocal busy, most
+        with lock:
+            busy += 1
+            most = max(most, busy)
+            if most == (8 if jumps else 20):
+                all_there.set()
+        came = all_there.wait(BOUND_S)
+        with lock:
+            busy -= 1
+        raise NoAccess(f"{target.name}: {'refused' if came else 'the others did not come'}")
+
+    monkeypatch.setattr(parallel, "connect", watched)
+    hosts = [door.target(name=f"gpu{number}", hostname=f"gpu{number}", jumps=jumps) for number in range(20)]
+    results = connect_all(hosts, quiet)
+    assert [one.lines[0] for one in results.values()] == [f"{host.name}: refused" for host in hosts]
+    assert most == (8 if jumps else 20)
+
+
 def test_one_that_does_not_answer_holds_nobody_else(door):
     away = door.target(name="away", hostname="192.0.2.1", connect_timeout_s=1.0)  # an address that nobody has
     began = time.monotonic()
