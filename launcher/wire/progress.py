@@ -16,7 +16,6 @@ which all others wait, with slow_s, the time of its own work in a step, and usua
 several writers do not mix; anything else is dropped and counted.
 """
 
-import asyncio
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -234,7 +233,10 @@ class ProgressPipe:
         self._on_report = on_report
         self._rest = b""
         self._closed = False
-        asyncio.get_running_loop().add_reader(self._fd, self.drain)
+        from asyncio import get_running_loop  # late: a quarter of what a host's server would import to take a run
+
+        self._loop = get_running_loop()
+        self._loop.add_reader(self._fd, self.drain)
 
     def drain(self) -> None:
         """Read and record all lines that the FIFO holds now."""
@@ -259,6 +261,6 @@ class ProgressPipe:
             return
         self._closed = True
         self.drain()
-        asyncio.get_running_loop().remove_reader(self._fd)
+        self._loop.remove_reader(self._fd)
         os.close(self._fd)
         self._path.unlink(missing_ok=True)

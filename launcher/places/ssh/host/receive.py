@@ -25,8 +25,7 @@ from launcher.run.durable import create_record, make_dir, read_record, record_in
 from launcher.run.fence import raise_fence
 from launcher.run.layout import RunDir
 from launcher.run.records import Event
-from launcher.supervisor.attempt_end import has_ended
-from launcher.supervisor.standby import BOOT_S, StandbySupervisor
+from launcher.supervisor.standby import StandbySupervisor
 
 _SUPERVISOR = "launcher.places.ssh.host.host_supervisor:HostSupervisor"
 _RETURNS = "launcher.places.ssh.comeback.returning_supervisor:ReturningSupervisor"
@@ -94,6 +93,8 @@ def come_back(run: RunDir) -> str:
     """Start a missing supervisor of a run again, to take part in the attempt that continues elsewhere; return why not,
     or "" if it was started.
     """
+    from launcher.supervisor.attempt_end import has_ended  # late: a submit needs none of it
+
     if presence.is_held(run):
         return "its supervisor is there"
     found, last = presence.begun(run), newest(run)
