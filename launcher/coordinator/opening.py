@@ -134,12 +134,17 @@ def silence_of(attempt: Attempt) -> Silence:
 
 
 def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNode]:
-    """Return the usable nodes without slow, suspect or moving ones, as long as at least `most` nodes remain.
+    """Return the usable nodes without moving, suspect, slow or importing ones, as long as at least `most` nodes remain.
 
     Node `head`, which coordinates, is always kept.
     """
-    suspects = [node for node in usable if (node.moves or node.slow or node.suspected_at) and node.index != head]
-    suspects.sort(key=lambda node: (node.moves, node.suspected_at, node.slow != ""), reverse=True)
+
+    def drawbacks(node: KnownNode) -> tuple[bool, float, bool, bool]:
+        """Return what speaks against the node, the worst first."""
+        return node.moves, node.suspected_at, node.slow != "", node.preparing != ""
+
+    suspects = [node for node in usable if any(drawbacks(node)) and node.index != head]
+    suspects.sort(key=drawbacks, reverse=True)
     left_out = {node.index for node in suspects[: max(0, len(usable) - most)]}
     return [node for node in usable if node.index not in left_out]
 

@@ -1415,6 +1415,17 @@ def test_a_node_whose_disk_takes_no_checkpoint_is_only_put_behind_others() -> No
     assert [node.state for node in cluster.state().nodes] == ["up", "spare", "up"]
 
 
+@pytest.mark.parametrize(("spares", "members"), [(1, [0, 2]), (0, [0, 1])])
+def test_a_node_that_imports_again_has_ranks_only_where_no_spare_is_ready(spares: int, members: list[int]) -> None:
+    cluster = running(2, spares=spares)
+    cluster.agents[1].preparing = "importing torch"
+    cluster.heartbeat(1)
+    cluster.end_rank(2, signal=9)
+    cluster.advance(10, until=lambda: cluster.state().generation == 2)
+    cluster.settle()
+    assert sorted(cluster.starts(2)) == members
+
+
 def test_a_rank_that_could_not_be_started_is_the_launchers_own_fault_and_its_node_is_put_behind_others() -> None:
     cluster = running(2, spares=1)
     cluster.end_rank(2, code=125, not_started="OSError: [Errno 24] Too many open files")

@@ -229,11 +229,13 @@ def test_a_zygote_that_is_killed_while_it_forks_leaves_one_process_for_each_rank
 
 def test_without_zygote_and_standby_there_is_a_new_one(counted, tmp_path):
     async def scene():
-        preparation = await prepared(counted)
+        told = []
+        preparation = await prepared(counted, on_import=lambda: told.append(1))
         await kill_and_renew(preparation)
         before = preparation.own_pids
         await kill_and_renew(preparation, *reversed(before))
         assert (tmp_path / "count").read_text() == "once\n" * 2
+        assert len(told) == 2, "the coordinator gives its ranks to a spare, if it is told when imports begin"
         assert not set(before) & set(preparation.own_pids)
         await preparation.close()
 

@@ -78,6 +78,34 @@ def test_after_the_death_of_the_coordinator_s_agent_no_host_imports_again(desk):
     assert status["fingerprint"] == desk.fingerprint_here(200)
 
 
+def test_a_host_with_nothing_warm_left_gives_its_place_to_a_spare(desk):
+    """Its rank, zygote and standby are killed together: it imports once again, and nobody waits for that."""
+    folder = desk.project.parent / "slow"
+    folder.mkdir()
+    (folder / "slow.py").write_text(
+        "import os, time\n"
+        f"open(f'{folder}/{{os.uname().nodename}}-{{os.getpid()}}', 'w').close()\n"
+        f"while os.path.exists('{folder}/wait'):\n    time.sleep(0.01)\n"
+    )
+    how = ("--set", "run.preload=[slow]", "--set", f"env={{PYTHONPATH: {folder}}}")
+    run = desk.submit(desk.job(200, more=SPARE, hold=25), "--on", "pool", *how)
+    state = desk.until_step_there(0, run, 20)
+    standbys(desk, 3)
+    imports = lambda host: len([*folder.glob(f"node{host}-*")])  # noqa: E731
+    assert [imports(host) for host in range(3)] == [1, 1, 1]
+    (folder / "wait").touch()
+    ranks = {rank["pid"] for rank in state["ranks"] if rank["node"] == 1}
+    there = [pid for pid in desk.hosts.nodes[1].started() if b"zygote" in command(pid) or pid_inside(pid) in ranks]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # else a standby could take over, and leave one of its own
+        for pid in there:
+            strike(pid, number)
+    desk.let_go()
+    desk.until("the next generation", lambda: desk.state_there(0, run).get("generation") == 2)
+    status = desk.wait(run)
+    assert status["fingerprint"] == desk.fingerprint_here(200)
+    assert [imports(host) for host in range(3)] == [1, 2, 1]
+
+
 @pytest.mark.parametrize("fate", ["killed", "cancelled"])
 def test_standbys_that_wait_for_the_next_attempt_end_with_the_run(desk, fate):
     """Also where a host's supervisor is killed while it has nothing else: the second attempt waits for a while."""

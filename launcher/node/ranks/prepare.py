@@ -61,16 +61,19 @@ class Preparation:
     """
 
     def __init__(
-        self, home: Home, reaper: Reaper, note: Note = lambda _, text: say(text), *,
+        self, home: Home, reaper: Reaper, note: Note = lambda _, text: say(text),
+        on_import: Callable[[], None] = lambda: None, *,
         device_check: Path = DEVICE_CHECK, take_over_s: float = _TAKE_OVER_S,
     ) -> None:  # fmt: skip
         """Prepare to start ranks.
 
-        `note` receives messages about reserve processes; a standby has `take_over_s` to become ready.
+        `note` receives messages about reserve processes; `on_import` is called when imports begin, which take
+        seconds; a standby has `take_over_s` to become ready.
         """
         self._home = home
         self._reaper = reaper
         self.reserve = Reserve(home, note)
+        self._on_import = on_import
         plan = home.plan
         self._ordinary = OrdinaryStarter(plan.entry, home.environment, home.workdir, home.run.code, reaper, plan.umask)
         self._zygote: ZygoteLink | None = None
@@ -156,9 +159,9 @@ class Preparation:
         self.health = []
         if self._checkup is None or self.failure is not None:
             return
-        await self.renew()
         devices = self._checkup.devices_of_ranks(local_ranks)
         if devices:
+            await self.renew()
             self._settled.clear()
             await self._check(self._checkup, devices, AFTER_FAILURE_S)
             self._settled.set()
@@ -317,6 +320,7 @@ class Preparation:
         """Start a new zygote and wait for its imports; return why that failed, or ""."""
         entry, zygote = self._home.plan.entry, ZygoteLink(self._reaper, self._home.gate)
         self.doing = _importing(entry.preload)
+        self._on_import()
         log = self._home.attempt.zygote_log(self._home.node.index)
         start = partial(zygote.start, entry.python, self._home.environment, self._home.workdir, entry.preload, log)
         self._imports = zygote
