@@ -24,6 +24,7 @@ _APPEND = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 # Non-blocking, or a FIFO in the place of a record would hold the reader for ever.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MANY = 100
+_PIECE = 1 << 20
 _MOST_BYTES = 1 << 29  # of a record or a log of events; a sparse file costs an attacker nothing
 _NO_FILE = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ENXIO: "a socket"}
 
@@ -315,10 +316,16 @@ def read_bytes(path: Path) -> bytes | None:
     No link is followed.
     """
     try:
-        with open(path, "rb", opener=lambda name, _: os.open(name, _READ)) as file:
-            if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
+        fd = os.open(path, _READ)
+        try:
+            if (size := os.fstat(fd).st_size) > _MOST_BYTES:
                 raise Damaged(f"{path}: expected at most {_MOST_BYTES >> 20} MiB, got {size >> 20}")
-            return file.read()
+            data = os.read(fd, size + 1)
+            while len(data) != size and (more := os.read(fd, _PIECE)):  # it grows meanwhile
+                data += more
+            return data
+        finally:
+            os.close(fd)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, overload
 
 from launcher.ids import RunId, parse_run_id
 
@@ -24,13 +24,24 @@ class Located(Protocol):
 
 
 class NamedFile:
-    """A descriptor: as a class attribute it gives the path of the file with this name in the folder of its object."""
+    """A descriptor for a file or folder with a fixed `name` in the folder of its object; of the class it is itself."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
 
-    def __get__(self, folder: Located, _: object = None) -> Path:
-        return folder.path / self._name
+    @overload
+    def __get__(self, folder: None, _: object = None) -> "NamedFile": ...
+
+    @overload
+    def __get__(self, folder: Located, _: object = None) -> Path: ...
+
+    def __get__(self, folder: Located | None, _: object = None) -> "Path | NamedFile":
+        return self if folder is None else folder.path / self.name
+
+
+def attempt_name(number: int) -> str:
+    """Return the name of an attempt's folder."""
+    return f"{number:04d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +209,7 @@ class RunDir:
 
     def attempt(self, number: int) -> AttemptDir:
         """Return the folder of the attempt with this number."""
-        return AttemptDir(self.attempts / f"{number:04d}", number)
+        return AttemptDir(self.attempts / attempt_name(number), number)
 
     def generation_logs(self, attempt: int, generation: int) -> Path:
         """Return the folder of the logs of a generation's ranks."""

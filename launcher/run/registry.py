@@ -17,6 +17,7 @@ from launcher.run.ownership import is_ours_alone, own_part, refuse_exposed
 from launcher.run.records import Labels
 
 _SHOWN = 8
+_ADOPTED = "adopted"
 
 
 class _Submitted(msgspec.Struct, frozen=True):
@@ -105,13 +106,13 @@ def register_all(runs: Sequence[tuple[RunId, Path]]) -> None:
 
 
 def adopted(run_id: RunId) -> Path:
-    """Return the folder for a run on this machine, a login node, that was submitted from another machine."""
-    return _folder().parent / "adopted" / run_id
+    """Return the folder on this machine of a run that was submitted from another machine."""
+    return _folder().parent / _ADOPTED / run_id
 
 
 def is_adopted(path: Path) -> bool:
     """Return whether `path` is the folder of a run that was submitted from another machine."""
-    return path.parent == _folder().parent / "adopted"
+    return f"/{_ADOPTED}/" in str(path) and path.parent == _folder().parent / _ADOPTED  # paths are slow to make
 
 
 def forget(run_id: RunId) -> None:

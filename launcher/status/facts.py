@@ -22,7 +22,7 @@ from launcher.run import registry
 from launcher.run.attempts import newest
 from launcher.run.durable import Damaged, read_record
 from launcher.run.identity import alive, boot_id
-from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.layout import AttemptDir, RunDir, attempt_name
 from launcher.run.records import (
     AgentRecord,
     AttemptEnd,
@@ -154,9 +154,10 @@ def read_facts(path: Path) -> RunFacts:
 
 
 def role_dirs(run: RunDir) -> list[Path]:
-    """Return the run directories of a run's side roles; a role whose ranks restart alone has one per rank."""
+    """Return the run directories of a run's roles beside the main one, or of their ranks that restart alone."""
+    folder = os.path.join(run.path, RunDir.roles.name)  # a tenth of the time that a `Path` takes, for each run there is
     try:
-        return sorted(one for one in run.roles.iterdir() if is_run_id(one.name))
+        return [run.roles / name for name in sorted(os.listdir(folder)) if is_run_id(name)]
     except OSError:
         return []
 
@@ -166,7 +167,7 @@ def _facts_of(path: Path) -> RunFacts:
     look = _Look(RunDir(path))
     state = look.read(look.run.state, RunState)
     ended = state is not None and state.state.ended and not registry.is_adopted(path)
-    if ended and state is not None and not look.run.attempt(state.attempt + 1).path.exists():
+    if ended and state is not None and not _has_attempt(path, state.attempt + 1):
         return RunFacts(path, _moment(), state=state, attempt=state.attempt)
     attempt = newest(look.run)
     while True:
@@ -174,6 +175,11 @@ def _facts_of(path: Path) -> RunFacts:
         before, attempt = attempt, newest(look.run)
         if attempt == before:
             return facts
+
+
+def _has_attempt(path: Path, number: int) -> bool:
+    """Return whether the run in the folder has an attempt with this number."""
+    return os.path.exists(os.path.join(path, RunDir.attempts.name, attempt_name(number)))
 
 
 def _moment() -> Moment:

@@ -1,12 +1,12 @@
 """`launch status`: show the table of runs, or the page about one run or graph."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -91,8 +91,9 @@ def _same_graph(row: RunRow, other: RunRow) -> bool:
 
 
 def _any_labels(rows: Sequence[RunRow], wanted: Sequence[str]) -> bool:
-    """Return whether to show the labels of runs: any run has some, and the user chose no columns."""
-    return wanted == USUAL and any(RunDir(Path(row.status.run_dir)).labels.exists() for row in rows)
+    """Return whether to show labels, which is so if any run has some and no columns were chosen."""
+    labels = RunDir.labels.name
+    return wanted == USUAL and any(os.path.exists(os.path.join(row.status.run_dir, labels)) for row in rows)
 
 
 def _fitting(rows: Sequence[RunRow], now: float, wanted: Sequence[str], width: int | None) -> list[str]:
