@@ -1,17 +1,23 @@
-"""Measure the time and the CPU time of commands that search or delete runs when there are many runs.
+"""Measure how commands that find and delete runs, and the board's first table, grow with the number of runs.
 
-uv run python tests/benchmarks/many_runs.py [--write]
+uv run python tests/benchmarks/many_runs.py [--runs 10 100 1000 10000] [--write]
 """
 
+import contextlib
+import os
 import resource
 import statistics
 import subprocess
 import tempfile
 import time
+from math import log
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 from cli import LAUNCH, finished_runs
 from results import benchmark_parser, publish
+
+BOARD, MEMORY = "board's first table, ms (of CPU since its start)", "board's memory after it, MB"
 
 COMMANDS = (
     ("ls", "--all"),
@@ -33,19 +39,59 @@ def costs(command, env):
     return time.monotonic() - began, cpu_s() - before
 
 
+def board_costs(env):
+    """Return (seconds from the first request for all runs to the end of the answer, seconds of the board's CPU from its
+    start to then, MB after it).
+    """
+    command = [LAUNCH, "board", "--no-open", "--port", "0"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            address, _, words = process.stdout.readline().strip().partition("/?token=")
+            asked = Request(f"{address}/api/runs", headers={"Authorization": f"Bearer {words.partition('#')[0]}"})
+            began = time.monotonic()
+            with contextlib.closing(urlopen(asked)) as answer:
+                answer.read()
+            took = time.monotonic() - began
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            cpu = sum(map(int, Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+            return took, cpu / os.sysconf("SC_CLK_TCK"), int(status.partition("VmHWM:")[2].split()[0]) / 1024
+        finally:
+            process.terminate()
+
+
+def measured(env, repeats):
+    """Return rows of milliseconds, in all and of CPU, by command; and of the board."""
+    rows = {}
+    for words in COMMANDS:
+        taken = [costs([LAUNCH, *words], env) for _ in range(repeats + 1)][1:]  # the first fills caches
+        rows[f"`launch {' '.join(words)}`"] = [1000 * statistics.median(each) for each in zip(*taken, strict=True)]
+    clock, cpu, memory = map(statistics.median, zip(*(board_costs(env) for _ in range(repeats)), strict=True))
+    return rows | {BOARD: [1000 * clock, 1000 * cpu], MEMORY: [memory, memory]}
+
+
+def exponent(sizes, values):
+    """Return the power of the number of runs with which what is beyond the smallest number's share grows at last."""
+    first, before, last = values[0], *values[-2:]
+    grown = before - first, last - first
+    return f"{log(grown[1] / grown[0]) / log(sizes[-1] / sizes[-2]):.2f}" if min(grown) > 0 else ""
+
+
 def main():
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--runs", type=int, nargs="+", default=[10, 100, 1000, 10_000])
+    parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
-    table = [f"| whole process, {args.runs} runs | ms | range | ms of CPU |", "|---|---|---|---|"]
-    with tempfile.TemporaryDirectory() as folder:
-        env = finished_runs(Path(folder), args.runs)
-        for words in COMMANDS:
-            taken = [costs([LAUNCH, *words], env) for _ in range(args.repeats + 1)][1:]  # the first fills caches
-            clock, cpu = ([1000 * one for one in each] for each in zip(*taken, strict=True))
-            times = f"{statistics.median(clock):.0f} | {min(clock):.0f}-{max(clock):.0f} | {statistics.median(cpu):.0f}"
-            table.append(f"| `launch {' '.join(words)}` | {times} |")
+    by_size = []
+    for count in args.runs:
+        with tempfile.TemporaryDirectory() as folder:
+            by_size.append(measured(finished_runs(Path(folder), count), args.repeats))
+    head = ["whole process, ms (of CPU)", *(f"{count} runs" for count in args.runs), "grows as n to the power"]
+    table = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name in by_size[0]:
+        clock, cpu = ([one[name][part] for one in by_size] for part in (0, 1))
+        each = [f"{at:.0f}" if name == MEMORY else f"{at:.0f} ({of:.0f})" for at, of in zip(clock, cpu, strict=True)]
+        power = exponent(args.runs, cpu) if len(args.runs) > 2 else ""
+        table.append(f"| {' | '.join([name, *each, power])} |")
     publish("many_runs", "\n".join(table), write=args.write)
 
 
