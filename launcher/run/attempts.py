@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -176,9 +176,10 @@ def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
     return plan
 
 
-def _plans(run: RunDir, number: int) -> list[Path]:
-    """Return the files that may hold the plan of attempt `number`; the first one that exists does."""
-    return [*(run.attempt(one).plan for one in range(number, 0, -1)), run.plan]
+def _plans(run: RunDir, number: int) -> Iterator[Path]:
+    """Yield the files that may hold the plan of attempt `number`, of which the first that exists holds it."""
+    yield from (run.attempt(one).plan for one in range(number, 0, -1))
+    yield run.plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ working directory.
 import contextlib
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -240,7 +241,12 @@ def _hint_for_unknown(ref: str, known: list[RunId]) -> str:
 
 def state_folder() -> Path:
     """Return the folder with the user's lists of runs and sweeps on this machine and the facts found about clusters."""
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return _launch_folder(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
+
+
+@lru_cache(maxsize=4)
+def _launch_folder(home: str) -> Path:
+    """Return our folder in a folder for state; it is asked for once for each of many runs."""
     return Path(home) / "launch"
 
 

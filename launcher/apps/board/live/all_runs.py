@@ -21,7 +21,7 @@ from launcher.apps.redacted import known_secrets, redacted_record
 from launcher.run import registry
 from launcher.run.code.hashes import RACY_NS
 from launcher.run.layout import RunDir
-from launcher.status.about import About
+from launcher.status.about import About, about
 from launcher.status.derive import RunStatus
 from launcher.status.series import size
 
@@ -31,6 +31,7 @@ _ENDED_S = 4.0  # how often those that have ended are looked at: one may be resu
 _SILENT_S = 1.0  # how often those that go on are read of which no record has changed: a process may have died
 _GROWN = 1.02  # a small curve is drawn anew once there is so much more of it
 _ASKED_AT_ONCE = 8
+_NEW_AT_ONCE = 1000  # read for the first time by one look, the newest first: a table of them is soon there
 
 
 class RowChanges(msgspec.Struct, frozen=True):
@@ -96,6 +97,7 @@ class AllRuns:
         self._measured, self._clock = measured, clock
         self._listed = ListedRuns(clock)
         self._known: dict[str, SeenRun] = {}
+        self._met: set[str] = set()  # looked at once, whether they could be read or not
         self._going: set[str] = set()  # of these: that have not ended
         self._outdated: set[str] = set()  # that were seen since their figures were made
         self._elsewhere: dict[str, tuple[str, api.Run]] = {}  # that a cluster knows more of: its kind
@@ -156,7 +158,9 @@ class AllRuns:
             self._asked[key] = self._threads.submit(renewed)
 
     def look(self) -> RowChanges:
-        """Read all runs that may have changed; return the rows that have changed since the last call."""
+        """Return the rows that have changed since the last call; of many runs the first calls read a part each, until
+        `complete`.
+        """
         runs = self._listed.now()
         gone = [run_id for run_id in self._known if run_id not in runs]
         for run_id in gone:
@@ -165,8 +169,11 @@ class AllRuns:
             self._measured.forget(run_id)
         self._going -= {*gone}
         self._outdated -= {*gone}
+        self._met &= runs.keys()
+        new = [run_id for run_id in runs if run_id not in self._met]
+        self._met |= {*new[:_NEW_AT_ONCE]}
         self._take([*self._answered(), *self._seen(self._due(runs))])
-        self.complete = True
+        self.complete = self.complete or len(new) <= _NEW_AT_ONCE
         return self._changes(gone)
 
     def draw(self, until: float) -> RowChanges:
@@ -195,7 +202,8 @@ class AllRuns:
             due += [one for one in ended if one.is_other()]
         for one in due:
             one.read_at = now
-        return [*(one.run for one in due), *(one for run_id, one in runs.items() if run_id not in self._known)]
+        new = (one for run_id, one in runs.items() if run_id in self._met and run_id not in self._known)
+        return [*(one.run for one in due), *new]
 
     def _seen(self, due: Sequence[api.Run]) -> list[_Looked]:
         """Read the runs in `due` and return them.
@@ -307,15 +315,15 @@ class AllRuns:
 
 
 def _files_of(one: api.Run) -> tuple[str, ...]:
-    """Return the records of a run whose change means that its row may change."""
-    run = RunDir(one.path)
-    return os.fspath(run.state), os.fspath(run.labels)
+    """Return the files of a run whose change means that its row may change."""
+    return os.path.join(one.path, RunDir.state.name), os.path.join(one.path, RunDir.labels.name)
 
 
 def _about(one: api.Run, status: RunStatus) -> tuple[About, tuple[str, ...]]:
-    """Return (the run's labels and description without secrets, the secrets of the run)."""
-    secrets = known_secrets(RunDir(one.path), status.attempt)
-    return redacted_record(one.about(), secrets), secrets
+    """Return (the labels and description of the run without secrets, the secrets that were removed)."""
+    run = RunDir(one.path)
+    secrets = known_secrets(run, status.attempt)
+    return redacted_record(about(run, status.attempt), secrets), secrets
 
 
 def _changed(files: Sequence[str]) -> tuple[int, ...]:

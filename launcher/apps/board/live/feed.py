@@ -277,11 +277,13 @@ class Feed:
         """Read all runs again and again until the feed is closed; less often while no page is open."""
         while not self._ends:
             self._wake.clear()
+            goes_on = False
             try:
                 self._look()
+                goes_on = not self.runs.complete
             except Exception:
                 logging.getLogger(__name__).exception("a look at the runs failed; there is another one soon")
-            self._wake.wait(_LOOK_S if self._pages else _IDLE_S)
+            self._wake.wait(0.0 if goes_on else _LOOK_S if self._pages else _IDLE_S)
 
     def _look(self) -> None:
         """Read all runs once, and queue the changes for all pages."""

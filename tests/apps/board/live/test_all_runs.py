@@ -54,6 +54,16 @@ def test_the_list_is_read_again_where_it_has_changed(house, monkeypatch):
     assert sorted(listed.now()) == ["job-bbbb", "job-cccc"]
 
 
+def test_of_many_runs_the_newest_are_there_first_and_all_come_though_many_folders_are_gone(house, looking):
+    runs, _, read = looking
+    for name in ("job-aaaa", "job-bbbb"):
+        house.run(name)
+    for number in range(1000):
+        registry.register(f"gone-{number}", house.root / f"gone-{number}", fsync=False)
+    assert states(runs.look()) == {} and len(read()) == 1000 and not runs.complete
+    assert sorted(states(runs.look())) == ["job-aaaa", "job-bbbb"] and runs.complete
+
+
 def test_a_list_of_the_same_names_is_not_read_again(house, monkeypatch):
     house.run("job-aaaa")
     clock, later, read = Hands(), lambda: time.time_ns() + SETTLED_NS, []
