@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from launcher.errors import Unreachable
 from launcher.places.slurm.queries.jobs import update
+from launcher.places.slurm.queries.nodes import hostlist
 from launcher.places.slurm.reach import ask
 
 # A node that has just ended the job refuses a new start of it whose credential is of the same second, or, where its
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """Change the job's start, and return 0 if Slurm accepted that."""
     job, delay_s, *hosts = argv
     start = f"now+{max(_SAFE_S, round(float(delay_s)))}"
-    left_out = ",".join(hosts)  # none: those that an earlier start avoided may be used again
+    left_out = hostlist(hosts)  # none: those that an earlier start avoided may be used again
     deadline = time.monotonic() + _LIMIT_S
     while time.monotonic() < deadline:
         try:

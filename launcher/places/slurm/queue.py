@@ -45,6 +45,7 @@ from launcher.places.slurm.queries.jobs import (
 )
 from launcher.places.slurm.queries.nodes import (
     Node,
+    hostlist,
     is_in_hostlist,
     partition_nodes,
     read_hostnames,
@@ -188,7 +189,7 @@ class SlurmSystem(BatchSystem):
         """Make a waiting job avoid these nodes as far as possible and, with `delay_s`, start after that time."""
         left_out = script.left_out(plan, self._avoidable(plan, avoid))
         if delay_s is None:
-            ask(update(job, ExcNodeList=",".join(left_out)))
+            ask(update(job, ExcNodeList=hostlist(left_out)))
             return
         argv = [sys.executable, "-P", "-m", "launcher.programs", "nudge", job, str(delay_s), *left_out]
         nowhere, environ = subprocess.DEVNULL, clean_environment(os.environ)

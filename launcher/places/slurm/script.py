@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.places.batch.batch import SubmitToken, batch_command, nodes_asked, warned_before_s
 from launcher.places.batch.job.guard import ENDS_WITH_0
-from launcher.places.slurm.queries.nodes import is_in_hostlist
+from launcher.places.slurm.queries.nodes import hostlist, is_in_hostlist
 from launcher.plan.model import Plan
 from launcher.plan.on_hosts import AlikeHosts, HostShare, alike_hosts, hosts_asked, most_of_a_host
 
@@ -59,7 +59,7 @@ def options(
         "constraint": slurm.constraint,
         "reservation": slurm.reservation,
         "nodelist": ",".join(slurm.nodelist) or None,
-        "exclude": ",".join(left_out(plan, hosts_to_avoid)) or None,
+        "exclude": hostlist(left_out(plan, hosts_to_avoid)) or None,
         "mail-user": slurm.mail_user,
         "mail-type": ",".join(slurm.mail_type) or None,
         "requeue": "expedite" if expedites else True,

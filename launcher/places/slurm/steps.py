@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.places.batch.batch import node_command
 from launcher.places.slurm.container import Container, container_of
+from launcher.places.slurm.queries.nodes import hostlist
 from launcher.places.slurm.script import components, gres_of
 from launcher.plan.model import Plan
 from launcher.run.layout import AttemptDir
@@ -97,7 +98,7 @@ def _srun(hosts: Sequence[str], whole: Plan, plan: Plan, job: str) -> tuple[str,
         f"--nodes={len(hosts)}",
         f"--ntasks={len(hosts)}",
         "--ntasks-per-node=1",
-        f"--nodelist={','.join(hosts)}",
+        f"--nodelist={hostlist(hosts)}",
         f"--cpus-per-task={share.cpus}",
         f"--gres={gres_of(whole, share) or 'none'}",  # after a requeue to other nodes Slurm itself gets this wrong
         "--mem=0",

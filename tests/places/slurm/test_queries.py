@@ -25,6 +25,7 @@ from launcher.places.slurm.queries.jobs import (
 )
 from launcher.places.slurm.queries.nodes import (
     gpu_count,
+    hostlist,
     is_in_hostlist,
     partition_nodes,
     partitions,
@@ -679,3 +680,29 @@ def spoilt(text, draw):
     for _ in range(draw.randint(0, 12)):
         characters[draw.randrange(len(characters))] = draw.choice(odd)
     return "".join(characters)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        ([], ""),
+        (["node1", "node2"], "node1,node2"),
+        (["node1", "node2", "node3"], "node[1-3]"),
+        (["node8", "node9", "node10", "node12", "node13"], "node[8-10],node12,node13"),
+        (["n098", "n099", "n100", "n101", "n1", "m102"], "n[098-101],n1,m102"),
+        (["gpu[08-09]", "r1-7", "r1-8", "r1-9", "r2-10", "login", "login"], "gpu[08-09],r1-[7-9],r2-10,login,login"),
+        (
+            ["node3", "node2", "node1", "1234567890", "1234567891", "1234567892"],
+            "node3,node2,node1,1234567890,1234567891,1234567892",
+        ),
+    ],
+)
+def test_hosts_that_follow_each_other_are_one_word(hosts, text):
+    assert hostlist(hosts) == text
+
+
+def test_a_job_of_any_size_can_name_its_hosts_to_a_program():
+    hosts = [f"cluster-rack-node{number:05d}" for number in range(1, 12_501)]
+    assert hostlist(hosts) == "cluster-rack-node[00001-12500]"
+    assert all(is_in_hostlist(host, hostlist(hosts)) for host in (hosts[0], hosts[99], hosts[-1]))
+    assert not is_in_hostlist("cluster-rack-node12501", hostlist(hosts))

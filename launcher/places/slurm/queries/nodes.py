@@ -1,7 +1,7 @@
 """The command lines of scontrol and sinfo about nodes and partitions, and the parsing of their output."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -98,6 +98,33 @@ def read_hostnames(text: str) -> list[str]:
     return [line for line in lines if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", line)]
 
 
+def hostlist(hosts: Iterable[str]) -> str:
+    """Return the hosts as Slurm takes them, with `node[001-128]` for three or more that follow each other.
+
+    A list of ten thousand names would be longer than an argument of a program may be.
+    """
+    runs = list[list[str]]()
+    for host in hosts:
+        if runs and _follows(runs[-1][-1], host):
+            runs[-1].append(host)
+        else:
+            runs.append([host])
+    return ",".join(_range(run) if len(run) >= _LEAST_IN_A_RANGE else ",".join(run) for run in runs)
+
+
+def _follows(before: str, host: str) -> bool:
+    """Return whether the host's name is the one before with a number that is larger by one."""
+    (start, first), (same, second) = _NUMBERED.findall(before)[0], _NUMBERED.findall(host)[0]
+    whole = _DIGITS.fullmatch(first) and _DIGITS.fullmatch(second)
+    return bool(start == same and whole and second == str(int(first) + 1).zfill(len(first)))
+
+
+def _range(run: Sequence[str]) -> str:
+    """Return the names, which follow each other, as one name with a range in brackets."""
+    start, first = _NUMBERED.findall(run[0])[0]
+    return f"{start}[{first}-{run[-1][len(start) :]}]"
+
+
 def is_in_hostlist(host: str, text: str) -> bool:
     """Return whether the host is among the names in a list such as `node[00-03,7]`."""
     return any(_is_behind(host, part) for part in re.split(r",(?![^\[]*\])", text))
@@ -120,6 +147,8 @@ def _is_in_ranges(number: str, ranges: str) -> bool:
 
 
 _DIGITS = re.compile(r"[0-9]{1,9}")
+_NUMBERED = re.compile(r"\A(.*?)([0-9]*)\Z")  # a host's name: what comes before its last number, and that
+_LEAST_IN_A_RANGE = 3
 
 
 def show_nodes(hosts: Sequence[str] = (), *, details: bool = False) -> list[str]:
@@ -129,7 +158,7 @@ def show_nodes(hosts: Sequence[str] = (), *, details: bool = False) -> list[str]
     `details` adds how much of each node's generic resources (GRES) is in use.
     """
     more = ["--details"] if details else []
-    return ["scontrol", "--oneliner", *more, "show", "node", *([_operand(",".join(hosts))] if hosts else [])]
+    return ["scontrol", "--oneliner", *more, "show", "node", *([_operand(hostlist(hosts))] if hosts else [])]
 
 
 def read_nodes(text: str) -> dict[str, Node]:
