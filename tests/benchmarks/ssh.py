@@ -1,20 +1,26 @@
 """Measure how long users of SSH hosts wait: to submit, for a status, a first step, after a lost rank or host.
 
     uv run python tests/benchmarks/ssh.py [--write]
+    uv run python tests/benchmarks/ssh.py --only many --many 32 100 200 [--write]    # 200 hosts take 15 GB
 
 Runs in the lab of tests/lab: hosts in namespaces of their own, each with a real sshd and a disk of its own. The peer is
 what a shell loop does: `ssh` to each host, which starts torchrun there with the c10d rendezvous on the first one; same
 script, same hosts, the sides take turns. Code is there already. Where a rank of another host is killed, the next step
 counts once every rank has made one in a process that was not there before.
+
+With many hosts, all of them are on this machine's cores, so the table separates what the submitter takes, which is all
+that grows for a user with the number of hosts, from what each host takes, which a user's hosts do side by side.
 """
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), *(str(Path(__file__).parents[1] / name) for name in ("local", "ssh"))]
@@ -23,7 +29,13 @@ from results import benchmark_parser, publish
 from sides import LAUNCH, START_S, first_step_row, middle, recovery_rows, take_turns, to_recover
 from ssh_desk import Desk
 
+from launcher.remote.parallel import connect_all, for_all
+from launcher.remote.target import target_of
+from launcher.spec.model import SshHost
+from tests.lab import claims
 from tests.lab.hosts import HostLab
+from tests.lab.nodes import namespace_of
+from tests.waits import BOUND_S
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -50,10 +62,10 @@ recovery:
 class Bench:
     """A user and a pool."""
 
-    def __init__(self, folder, hosts=4):
+    def __init__(self, folder, hosts=4, **how):
         self.folder = folder
         (folder / "user").mkdir()
-        self.hosts = HostLab(folder / "lab", hosts)
+        self.hosts = HostLab(folder / "lab", hosts, **how)
         self.desk = None
         self.peers = []
 
@@ -145,6 +157,76 @@ def submits(folder, pairs, hosts):
         return middle(submitting), middle(asking), middle(connecting)
 
 
+def cpu_of(hosts):
+    """Seconds of CPU that all processes on the hosts, and the dead ones among them, have had."""
+    tables, ticks = {node.table for node in hosts.nodes}, 0
+    for pid in claims.pids():
+        if namespace_of(pid) in tables and (stat := claims.read(pid, "stat")):
+            ticks += sum(map(int, stat.rpartition(b")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def used_by(who):
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
+
+
+def many(folder, pairs, hosts):
+    """Seconds until submit returns, of its own CPU, of the hosts' until then, and of status and its CPU: medians."""
+    with Bench(folder, hosts, disk_size="64m") as bench:
+        body = "name: quick\nrun:\n  command: [sleep, '600']\nresources: "
+        spec = bench.desk.spec(body + f"{{nodes: {hosts}, ranks_per_node: 1, gpus_per_node: 0}}\n")
+        rows = []
+        for _ in range(pairs + 1):
+            before, own = cpu_of(bench.hosts), used_by(resource.RUSAGE_CHILDREN)
+            took, run = bench.timed([BIN / "launch", "submit", spec, "--on", "pool"])
+            own, theirs = used_by(resource.RUSAGE_CHILDREN) - own, cpu_of(bench.hosts) - before
+            run = run.strip()
+            bench.desk.until("the run", lambda run=run: bench.desk.state_there(0, run).get("state") == "running")
+            asked = used_by(resource.RUSAGE_CHILDREN)
+            status, _ = bench.timed([BIN / "launch", "status", run])
+            rows.append((took, own, theirs, status, used_by(resource.RUSAGE_CHILDREN) - asked))
+            bench.desk.launch("cancel", run, timeout=4 * BOUND_S)
+        return [middle(values) for values in zip(*rows[1:], strict=True)]  # the first brings the launcher there
+
+
+_PROBE = str(HERE.parents[1] / "launcher" / "places" / "ssh" / "probe_there.py")
+PARTS = {
+    "looks at itself": [_PROBE, '{"workdir": "~/launch"}'],
+    "receives the run": ["-c", "import launcher.places.ssh.host.server, launcher.places.ssh.host.receive"],
+    "supervises it": ["-c", "import launcher.supervisor.__main__, launcher.places.ssh.host.host_supervisor"],
+}
+
+
+def parts_of_a_host(times=5):
+    """Milliseconds of CPU for each Python that a submit starts on a host, the least of a few."""
+    found = {}
+    for what, words in PARTS.items():
+        taken = []
+        for _ in range(times):
+            before = used_by(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, "-P", *words], check=True, stdout=subprocess.DEVNULL)
+            taken.append(used_by(resource.RUSAGE_CHILDREN) - before)
+        found[what] = 1000 * min(taken)
+    return found
+
+
+def logins(folder, count):
+    """Seconds for so many logins to one sshd and a command over each, and of this process's CPU."""
+    with Bench(folder, 1) as bench:
+        os.environ |= bench.hosts.env
+        target = target_of(SshHost("node0"))
+        connect_all([target], lambda *_: None)["node0"].close()  # imports
+        began, before = time.monotonic(), used_by(resource.RUSAGE_SELF)
+        lines = connect_all([replace(target, name=f"host{number}") for number in range(count)], lambda *_: None)
+        if any(done.code for done in for_all(lines, lambda _, line: line.run(["true"])).values()):
+            raise SystemExit("not every command succeeded")
+        took, cpu = time.monotonic() - began, used_by(resource.RUSAGE_SELF) - before
+        for line in lines.values():
+            line.close()
+        return took, cpu
+
+
 def together(folder, submits, hosts):
     """Seconds until all of these submits have returned that are made at once, to hosts with nothing of ours on them."""
     with Bench(folder, hosts) as bench:
@@ -162,7 +244,7 @@ def together(folder, submits, hosts):
 
 def main():
     parser = benchmark_parser(__doc__, pairs=5)
-    parser.add_argument("--many", type=int, default=32)
+    parser.add_argument("--many", type=int, nargs="+", default=[32, 100, 200])
     parser.add_argument("--patience-s", type=float, default=60)
     parser.add_argument("--only", nargs="+", choices=_ALL)
     args = parser.parse_args()
@@ -172,24 +254,42 @@ def main():
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        for what, hosts in (("submit", 4), ("many", args.many)):
-            if what in chosen:
-                (folder / what).mkdir()
-                submit, status, ssh = submits(folder / what, args.pairs, hosts)
-                rows.append(f"| submit returns, {hosts} hosts | {submit:.2f} s | | |")
-                if what == "submit":
-                    beside = f"`ssh HOST true` {ssh:.3f} s"
-                    rows.append(f"| status of one run | {status:.3f} s | {beside} | + {status - ssh:.3f} s |")
+        if "submit" in chosen:
+            (folder / "submit").mkdir()
+            submit, status, ssh = submits(folder / "submit", args.pairs, 4)
+            rows.append(f"| submit returns, 4 hosts | {submit:.2f} s | | |")
+            beside = f"`ssh HOST true` {ssh:.3f} s"
+            rows.append(f"| status of one run | {status:.3f} s | {beside} | + {status - ssh:.3f} s |")
+        if "many" in chosen:
+            publish("ssh_many", table_of_many(folder, args), write=args.write, title="ssh.py --only many")
         if "together" in chosen:
             times = []
             for turn in range(args.pairs):
                 (folder / f"together-{turn}").mkdir()
                 times.append(together(folder / f"together-{turn}", 8, 4))
             rows.append(f"| 8 submits at once return, 4 hosts with nothing of ours | {middle(times):.1f} s | | |")
-        (folder / "races").mkdir()
-        with Bench(folder / "races") as bench:
-            races(bench, args, chosen, rows)
-    publish("ssh", "\n".join(rows), write=args.write)
+        if {"start", "kill", "host"} & {*chosen}:
+            (folder / "races").mkdir()
+            with Bench(folder / "races") as bench:
+                races(bench, args, chosen, rows)
+    if rows[2:]:
+        publish("ssh", "\n".join(rows), write=args.write)
+
+
+def table_of_many(folder, args):
+    head = ["hosts", "submit returns, s", "its CPU, s", "the hosts' CPU until then, s", "each, s", "status, s",
+            "its CPU, s", "as many logins to one sshd and a command each, s", "their CPU, s"]  # fmt: skip
+    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for count in args.many:
+        for what in ("hosts", "logins"):
+            (folder / f"{what}-{count}").mkdir()
+        took, own, theirs, status, asking = many(folder / f"hosts-{count}", args.pairs, count)
+        login, cpu = logins(folder / f"logins-{count}", count)
+        shown = [took, own, theirs, theirs / count, status, asking, login, cpu]
+        rows.append(f"| {count} | {' | '.join(f'{value:.2f}' for value in shown)} |")
+    parts = "; ".join(f"one that {what} {ms:.0f}" for what, ms in parts_of_a_host().items())
+    rows.append(f"\nMilliseconds of CPU for each Python that a host starts: {parts}. Disks of hosts are in memory.")
+    return "\n".join(rows)
 
 
 def races(bench, args, chosen, rows):

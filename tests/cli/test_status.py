@@ -109,6 +109,18 @@ def test_the_page_of_a_running_run(desk):
         assert text in page
 
 
+def test_of_ten_thousand_nodes_the_page_shows_a_few_and_those_with_a_reason_first(desk):
+    nodes = tuple(
+        NodeState(number, f"10.0.{number >> 8}.{number & 255}", "up", (number,), why="slow" * (number == 12_000))
+        for number in range(12_500)
+    )
+    desk.run().running(nodes=nodes, world_size=12_500)
+    page = desk.launch("status", "last").stdout
+    rows = [line.split()[:2] for line in page.splitlines() if line.startswith("  node ")]
+    assert rows == [["node", str(number)] for number in (12_000, *range(15))]
+    assert "and 12484 nodes more; `--json` has all" in page
+
+
 def test_a_loss_that_is_no_number_is_red_and_lines_that_are_no_reports_are_counted(desk):
     desk.run().running(not_finite={"loss": NotFinite("NaN", 17)}, malformed=3)
     assert "\x1b[31mloss is NaN since step 17\x1b[0m" in desk.on_terminal("status", "last")[1]

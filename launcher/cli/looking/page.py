@@ -16,7 +16,7 @@ from launcher.states import Cause, State
 from launcher.status.derive import RunStatus, local_time, state_text
 
 _EVENTS = 8
-_RANKS = 16
+_LISTED = 16
 _TAIL = 12
 _FEW_BYTES = 4 << 20  # of metrics are read for the page; `launch metrics` reads any number
 
@@ -223,9 +223,11 @@ def _ranks(status: RunStatus) -> list[str]:
     if not status.nodes and not status.ranks:
         return []
     lines = ["", paint(f"nodes {len(status.nodes)}, ranks {status.world_size or len(status.ranks)}", "bold")]
+    told = (
+        status.nodes if len(status.nodes) <= _LISTED else sorted(status.nodes, key=lambda node: not node.why)[:_LISTED]
+    )
     nodes = [
-        (f"node {node.node}", _place(node), safe(node.state), safe(node.why) or _numbers(node.ranks))
-        for node in status.nodes
+        (f"node {node.node}", _place(node), safe(node.state), safe(node.why) or _numbers(node.ranks)) for node in told
     ]
     ranks = [
         (
@@ -235,11 +237,12 @@ def _ranks(status: RunStatus) -> list[str]:
             f"pid {one.pid or '-'}",
             f"step {figures.steps(one.step, None)}",
         )
-        for one in status.ranks[:_RANKS]
+        for one in status.ranks[:_LISTED]
     ]
-    lines += [line for rows in (nodes, ranks) if rows for line in columns(rows, indent="  ")]
-    more = len(status.ranks) - _RANKS
-    return [*lines, *([f"  and {more} ranks more; `--json` has all"] if more > 0 else [])]
+    for what, rows, count in (("nodes", nodes, len(status.nodes)), ("ranks", ranks, len(status.ranks))):
+        lines += columns(rows, indent="  ") if rows else []
+        lines += [f"  and {count - len(rows)} {what} more; `--json` has all"] if count > len(rows) else []
+    return lines
 
 
 def _place(node: NodeState) -> str:
