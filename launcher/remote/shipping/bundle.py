@@ -8,6 +8,7 @@ import io
 import platform
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 _OURS = ("launcher/**/*.py", "trainer/__init__.py", "trainer/errors.py", "trainer/extras.py",
          "trainer/checkpoint_files/*.py")  # fmt: skip
 COMPILED = ("msgspec", "xxhash")
+_making = threading.Lock()
 
 
 def own_tag() -> str:
@@ -37,7 +39,14 @@ def digest(tag: str) -> str:
 
 
 def archive(tag: str) -> bytes:
-    """Return the bundle for hosts with this tag as the bytes of a compressed tar file."""
+    """Return the bundle as a compressed archive, which is made once for all hosts that ask for it at the same time."""
+    with _making:
+        return _archive(tag)
+
+
+@cache
+def _archive(tag: str) -> bytes:
+    """Return the bundle as a compressed archive."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as tar:
         for name, path in _files(tag):
