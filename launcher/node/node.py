@@ -61,7 +61,8 @@ class NodeAgent:
         self._token = token
         self._reaper = reaper
         self._line = Lifeline(home, token, watchdog.lease)
-        self._preparation = Preparation(home, reaper, self._report_reserve, self._send_heartbeat)
+        self._readiness = Readiness(home, reaper, self._line, self._send_heartbeat)
+        self._preparation = self._readiness.preparation
         self._group: RankGroup | None = None
         self._starting: asyncio.Task[None] | None = None
         self._opens = 0  # the generation of which no rank runs here yet

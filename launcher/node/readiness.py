@@ -5,7 +5,7 @@ kernel log ─► DeviceFails          notice of the host ─► HostLeaves
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -26,11 +26,14 @@ _KERNEL_S = 1.0  # interval at which the kernel log and the host's notice are re
 
 
 class Readiness:
-    """The readiness of a node to run ranks; each change is sent to the coordinator by `line`."""
+    """The readiness of a node to run ranks; each change is sent to the coordinator by `line`.
 
-    def __init__(self, home: Home, reaper: Reaper, line: Lifeline) -> None:
+    `on_import` is called when imports begin, which take seconds.
+    """
+
+    def __init__(self, home: Home, reaper: Reaper, line: Lifeline, on_import: Callable[[], None]) -> None:
         self._home, self._line = home, line
-        self.preparation = Preparation(home, reaper, self._report_reserve)
+        self.preparation = Preparation(home, reaper, self._report_reserve, on_import)
         self._failing = ""  # a device error in the kernel log
         notice, code = home.plan.spec.notice, home.workdir
         self._notice = HostNotice(notice, code, home.environment, reaper) if notice.is_given else None

@@ -50,7 +50,7 @@ def connect_all(
 
     turns = {_first_sshd(target): threading.Semaphore(AT_ONCE) for target in targets}
     work = {target.name: partial(patiently, target) for target in targets}
-    return _at_once(work, _LOGINS_AT_ONCE, heard, Line.close)
+    return _run_in_threads(work, _LOGINS_AT_ONCE, heard, Line.close)
 
 
 def for_all(

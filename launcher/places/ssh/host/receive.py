@@ -25,7 +25,7 @@ from launcher.run.durable import create_record, make_dir, read_record, record_in
 from launcher.run.fence import raise_fence
 from launcher.run.layout import RunDir
 from launcher.run.records import Event
-from launcher.supervisor.standby import StandbySupervisor
+from launcher.supervisor.standby import BOOT_S, StandbySupervisor
 
 _SUPERVISOR = "launcher.places.ssh.host.host_supervisor:HostSupervisor"
 _RETURNS = "launcher.places.ssh.comeback.returning_supervisor:ReturningSupervisor"
