@@ -132,8 +132,8 @@ async def live(
 async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | None) -> tuple[Exit, bool]:
     """Run the node's agent, and on node 0 the coordinator too; return (exit code, whether another attempt follows).
 
-    The agent reports `buried`, the node's previous agent, as exited; None means that there was none, or that it may
-    still run.
+    `token` is the attempt's secret. The agent reports `buried`, the node's previous agent, as exited; None means that
+    there was none, or that it may still run.
     """
     agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), watchdog, buried)
     if home.node.index != 0 or home.plan.coordinator:
@@ -179,7 +179,8 @@ def located(node: NodePlan, interface: str | None) -> NodePlan:
 
 
 def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
-    """Return the folder in the node's memory (tmpfs) for snapshots and for what ranks record at each step.
+    """Return the folder in the node's memory (tmpfs) for snapshots and for what ranks record at each step; an attempt
+    that was requeued by itself, by `intent`, gets the previous one's.
 
     Return None if the spec asks for neither, or if the machine offers no such memory.
     """

@@ -50,10 +50,12 @@ def node_environment(
     memory: Path | None = None,
     interface: str | None = None,
 ) -> dict[str, str]:
-    """Return the environment that all processes of one node share; the zygote and `run.setup` get it unchanged.
+    """Return the environment that all processes of one node share, made from `base`; the zygote and `run.setup` get it
+    unchanged.
 
-    `memory` is the node's folder for snapshots, or None without snapshots; `interface` is the network interface with
-    the node's address, over which ranks reach each other, or None if torch is to choose.
+    `attempt` is the attempt's number, and `secrets` are the spec's secrets by variable. `memory` is the node's folder
+    for snapshots, or None without snapshots; `interface` is the network interface with the node's address, over which
+    ranks reach each other, or None if torch is to choose.
     """
     gpus = {} if node.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus)}
     disk = {"LAUNCH_DISK": "apart"} if plan.disks_apart else {}
@@ -139,8 +141,8 @@ def _every(steps: int | None, seconds: float | None) -> str:
 
 
 def _memory_variables(checkpoint: CheckpointOptions, memory: Path | None) -> dict[str, str]:
-    """Return the variables that tell ranks where, how often and how much to save in memory; none if `memory` is
-    None.
+    """Return the variables that tell ranks where (`memory`), how often and how much to save in memory; none if `memory`
+    is None.
     """
     if memory is None:
         return {}

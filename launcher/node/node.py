@@ -405,7 +405,9 @@ class NodeAgent:
 
 
 async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator], None]) -> "Replication":
-    """Return the store that copies checkpoints between the nodes' disks; it sends its messages with `say`."""
+    """Return the store that copies checkpoints between the nodes' disks, authenticated by the attempt's `token`; it
+    sends its messages with `say`.
+    """
     from launcher.copies.copier import Patience  # late: as the next one
     from launcher.copies.replication import Replication  # late: 20 ms that a shared disk spares
 
@@ -446,7 +448,7 @@ def _open_uploads(home: Home, say: Callable[[ToCoordinator], None]) -> "Uploads"
 
 
 async def _open_prober(home: Home, token: str) -> "Prober":
-    """Return the prober that measures network links between nodes."""
+    """Return the prober that measures network links between nodes, authenticated by the attempt's `token`."""
     from launcher.health.probe import Prober  # late: 20 ms that runs without such checks are spared
 
     key = wire_key(token, "links", home.plan.run_id, home.attempt.number)
@@ -456,8 +458,8 @@ async def _open_prober(home: Home, token: str) -> "Prober":
 
 
 async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToCoordinator], None]) -> "Buddies":
-    """Return the store that copies snapshots between the nodes' memories, with its own in `folder`; it sends its
-    messages with `say`.
+    """Return the store that copies snapshots between the nodes' memories, with its own in `folder`, authenticated by
+    the attempt's `token`; it sends its messages with `say`.
     """
     # late: 20 ms that runs without such copies are spared
     from launcher.copies.buddies import Buddies  # late: see above
@@ -493,7 +495,8 @@ async def _fetch_checkpoint(
 
 
 def fault_of_start(node: int, error: OSError) -> messages.Fault | None:
-    """Return the fault to report for ranks that could not be started: the disk's or the launcher's own.
+    """Return the fault to report for ranks that could not be started: of the disk if that failed, else of the launcher
+    if descriptors, processes or memory are used up.
 
     Return None for any other error, which the caller has to raise.
     """

@@ -26,7 +26,7 @@ _KERNEL_S = 1.0  # interval at which the kernel log and the host's notice are re
 
 
 class Readiness:
-    """The readiness of a node to run ranks; each change is sent to the coordinator by `line`.
+    """The readiness of a node to run ranks; each change is sent to the coordinator over the agent's connection."""
 
     `on_import` is called when imports begin, which take seconds.
     """
@@ -44,7 +44,9 @@ class Readiness:
             self._due.set()
 
     def tasks(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield what has to run as long as the agent."""
+        """Yield the coroutines that have to run as long as the agent: preparation, and the watches for failing devices
+        and for a notice of the host.
+        """
         yield self._prepare()
         yield self._wait_until_due()
         if self._home.plan.spec.recovery.health:

@@ -28,8 +28,8 @@ def standby_argument(fd: int) -> str:
 
 
 def send_arguments(waiting: socket.socket, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-    """Send a waiting process one line of JSON together with the descriptors `fds`; raise OSError if the process has
-    ended.
+    """Send the process at the other end of the socket `waiting` one line of JSON, `words`, together with the
+    descriptors `fds`; raise OSError if the process has ended.
     """
     line = json.dumps(words).encode() + b"\n"
     sent = socket.send_fds(waiting, [line], [*fds])

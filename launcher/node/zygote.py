@@ -512,7 +512,9 @@ PROGRAMS = {"script": script, "module": module, "command": command}
 
 
 def set_argv(start: Sequence[str], args: Sequence[str], folder: str) -> None:
-    """Set the command line that the user's program sees, and the folder from which it imports first."""
+    """Set the command line that the user's program sees, `start` (as after `python`) and then `args`, and the folder
+    from which it imports first.
+    """
     if sys.version_info >= (3, 10):
         interpreter_and_options = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv)]
         sys.orig_argv[:] = [*interpreter_and_options, *start, *args]
@@ -536,8 +538,8 @@ def unload_hiding_modules(folder: str) -> None:
 
 
 def fresh_main(loader: Any, **more: str) -> dict[str, Any]:
-    """Return the globals of a new __main__ module, with the names that this Python version itself puts there and those
-    in `more`.
+    """Return the globals of a new __main__ module that `loader` loads, with the names that this Python version itself
+    puts there and those in `more`.
     """
     main = types.ModuleType("__main__")
     own = {name: value for name, value in globals().items() if name.startswith("__")}
@@ -682,7 +684,9 @@ def debugger_over(breakpoints: Breakpoints) -> Any:
 
 
 def stop_here(breakpoints: Breakpoints, *args: Any, **named: Any) -> Any:
-    """Act as `breakpoint()` for a rank, which has no terminal."""
+    """Stop in the debugger over `breakpoints`, as `breakpoint()` for a rank, which has no terminal. In a child that the
+    script forked, call Python's own with the other arguments.
+    """
     if not breakpoints.here:
         return sys.__breakpointhook__(*args, **named)  # noqa: T100 - the script's own
     if RESERVE in os.environ:  # a rank stops there, too
@@ -707,7 +711,7 @@ def report(error: BaseException, order: Order) -> None:
     failed_rank = getattr(error, "failed_rank", None)
     if type(failed_rank) is int and 0 <= failed_rank < 1 << 31:  # another number would void the report
         words["failed_rank"] = failed_rank
-    worker = of_a_worker(error)
+    worker = worker_exception(error)
     if worker is not None:
         words |= {"line": worker.line, "where": where(worker.frames, order)}
         words["raised"].insert(0, {"line": worker.line, "module": module_of(worker.frames)})
@@ -794,7 +798,7 @@ def fitting(words: dict[str, Any]) -> bytes:
         length //= 2
 
 
-def of_a_worker(error: BaseException) -> Optional[Worker]:
+def worker_exception(error: BaseException) -> Optional[Worker]:
     """Return the exception of a child process, such as a DataLoader worker, that `error` passes on; None if `error` is
     this process's own.
     """
@@ -931,7 +935,7 @@ class FlightReader(importlib.abc.MetaPathFinder):
         threading.Thread(target=self._answer, args=(c10d, path), name="launch-flight", daemon=True).start()
 
     def _answer(self, c10d: Any, path: str) -> None:
-        """Answer questions from the FIFO for ever."""
+        """Answer questions from the FIFO at `path` for ever; `c10d` is torch.distributed's module."""
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         asked = f"{path}.look"
         try:
@@ -1022,6 +1026,9 @@ def times_of(c10d: Any) -> dict[str, Any]:
 def times_of_group(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> Any:
     """Return when each collective of one process group was entered, the newest last, up to the first gap in their
     sequence numbers.
+
+    `world` is torch's record of all groups, `key` the parts of the group's name, `entries` its entries of the Flight
+    Recorder.
     """
     newest = max(one["pg_id"] for one in entries)
     times = {
@@ -1071,7 +1078,11 @@ def recorded_by_group(c10d: Any, *, with_frames: bool) -> Optional[dict[tuple[st
 
 
 def group_of(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the newest collectives of a process group, pending ones first, as a JSON object."""
+    """Return the newest collectives of a process group, pending ones first, as a JSON object.
+
+    `world` is torch's record of all groups, `key` the parts of the group's name, `entries` its entries of the Flight
+    Recorder.
+    """
     newest = max(one["pg_id"] for one in entries)  # one of this name may have been destroyed before
     own = [one for one in entries if one["pg_id"] == newest]
     pending = [one for one in own if not is_done(one)][: MOST_COLLECTIVES // 2]
@@ -1124,8 +1135,8 @@ class Supervisor(NamedTuple):
 
 
 def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") -> NoReturn:
-    """Become a run's supervisor by exec, with a child that waits to become its agent; that child's own child is a
-    zygote.
+    """Become the run's supervisor that `words` describe, with the descriptors `fds`, by exec; `room` names the run in
+    `/proc`. A child waits to become its agent, and that child's own child is a zygote.
 
     An exec keeps children, so each process has the parent that it would have had without the shared zygote.
     """
@@ -1143,8 +1154,8 @@ def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") ->
 
 
 def become_agent(supervisors_end: int) -> NoReturn:
-    """Wait for the supervisor's command line for its agent, and become that agent; raise Standby in the process that is
-    the agent's zygote.
+    """Wait at the socket `supervisors_end` for the supervisor's command line for its agent, and become that agent;
+    raise Standby in the process that is the agent's zygote.
     """
     supervisor, data, fds = socket.socket(fileno=supervisors_end), b"", []
     with contextlib.suppress(ConnectionError):  # it ended without having read this process's message
@@ -1169,10 +1180,11 @@ def become_agent(supervisors_end: int) -> NoReturn:
 
 
 def stand_by(agents_end: int, gate: int) -> None:
-    """Wait as the standby of an agent; return once the agent sends a message, or its supervisor has closed the `gate`.
+    """Wait as the standby of an agent; return once the agent sends a message over `agents_end`, or its supervisor has
+    closed the `gate`.
 
-    If the agent has died, become the next agent when the supervisor sends its arguments, or end with the supervisor.
-    Raise Standby in the zygote of that next agent.
+    If the agent has died, become the next agent when the supervisor sends its arguments over the gate, or end with the
+    supervisor. Raise Standby in the zygote of that next agent.
     """
     select.select([agents_end, gate], [], [])
     if select.select([agents_end], [], [], 0)[0]:
@@ -1427,7 +1439,9 @@ class Zygote:
             self._say(op="refused", id=0, reason="it cannot fork")
 
     def _become_supervisor(self, words: Supervisor, fds: Sequence[int], room: TagRoom) -> NoReturn:
-        """Become the supervisor, in a grandchild of this process."""
+        """Become the supervisor that `words` describe, in a grandchild of this process; `fds` are its descriptors, and
+        `room` names the run in `/proc`.
+        """
         try:
             if os.fork():
                 os._exit(0)

@@ -205,14 +205,14 @@ _Three = tuple[int, int, int]  # stdin, stdout, stderr
 
 
 def _pipes() -> tuple[_Three, _Three]:
-    """Open pipes for stdin, stdout and stderr; return (our three ends, the command's three ends)."""
+    """Open pipes for stdin, stdout and stderr; return (this process's three ends, the command's three ends)."""
     (their_in, our_in), (our_out, their_out), (our_err, their_err) = os.pipe(), os.pipe(), os.pipe()
     return (our_in, our_out, our_err), (their_in, their_out, their_err)
 
 
 def _terminal(window: Window) -> tuple[_Three, _Three]:
-    """Open a pseudo-terminal of the size of `window`; return (our end three times, the command's end three times), once
-    for each of stdin, stdout and stderr.
+    """Open a pseudo-terminal of the size of `window`; return (this process's end three times, the command's end three
+    times), once for each of stdin, stdout and stderr.
     """
     ours, theirs = pty.openpty()
     resize(ours, window)

@@ -177,8 +177,8 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 def attach(visitor: VisitorConnection, rank: RankProcess) -> None:
-    """Connect a visitor to the rank's debugger until either of them disconnects. The rank stays at its prompt if it is
-    the visitor.
+    """Connect a visitor to the rank's debugger until either of them disconnects. If the visitor does, the rank stays at
+    its prompt.
     """
     with _connected(rank) as debugger, contextlib.suppress(ConnectionError):  # the rank has ended
         _relay(visitor, rank, debugger)

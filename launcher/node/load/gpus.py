@@ -67,7 +67,9 @@ class Gpus:
                 yield index, device
 
     def _is_ours(self, index: int, device: ctypes.c_void_p) -> bool:
-        """Return whether `visible` names the GPU, by its index or its UUID."""
+        """Return whether `visible` names the GPU with this index and NVML handle (`device`), by its index or its UUID,
+        or is None.
+        """
         if self._visible is None or str(index) in self._visible:
             return True
         if all(name.isdigit() for name in self._visible):
@@ -77,7 +79,9 @@ class Gpus:
         return any(name.value.decode(errors="replace").startswith(one) for one in self._visible)
 
     def _gpu(self, index: int, device: ctypes.c_void_p) -> Gpu | None:
-        """Return the load of a GPU, or None if the driver cannot read it."""
+        """Return the load of the GPU with this index and NVML handle (`device`), or None if the driver cannot read
+        it.
+        """
         memory, busy = _Memory(), _Utilization()
         if self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
             return None
@@ -86,7 +90,9 @@ class Gpus:
         return Gpu(load, self._held(device))
 
     def _held(self, device: ctypes.c_void_p) -> dict[int, int]:
-        """Return the bytes that each process holds on the GPU, by pid; empty if the driver does not report them."""
+        """Return the bytes that each process holds on the GPU with the NVML handle `device`, by pid; empty if the
+        driver does not report them.
+        """
         found, count = (_Process * _MOST_PROCESSES)(), ctypes.c_uint(_MOST_PROCESSES)
         ask = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)  # not of drivers before 510
         if ask is None or ask(device, ctypes.byref(count), found) != 0:

@@ -45,8 +45,11 @@ class Process(NamedTuple):
 
 
 class TreeUse(NamedTuple):
-    """The resources that a process and all its descendants have used so far, and in `memory` the bytes that they hold
-    now. `read` and `written` count bytes of disks.
+    """The resources that a process and all its descendants have used so far: seconds of processors (`cpu_s`), bytes
+    `read` from and `written` to disks.
+
+    `memory` is the number of bytes that they hold now, `started_s` the root's start in seconds from the machine's
+    boot.
     """
 
     started_s: float
@@ -300,8 +303,8 @@ def named_values(load: NodeLoad) -> dict[str, float]:
 def rank_load(
     rank: int, before: tuple[float, TreeUse] | None, now: tuple[float, TreeUse], cards: Sequence[Gpu]
 ) -> RankLoad:
-    """Return the load of a rank between two samples, each a pair of time and resource use; None for `before` means
-    since the rank's start. `cards` are the node's GPUs.
+    """Return the load of a rank between two samples of it, each a pair of time and resource use; None for `before`
+    means since the rank's start. `cards` are the node's GPUs.
     """
     at, use = now
     since, was = before or (use.started_s, TreeUse(use.started_s, 0.0, 0, 0, 0, frozenset()))
@@ -326,8 +329,8 @@ def node_load(
     cards: Sequence[Gpu],
     ranks: Sequence[RankLoad],
 ) -> NodeLoad:
-    """Return the load of a node between two readings of its counters, each a pair of time and counters. `cards` are the
-    loads of its GPUs.
+    """Return the load of a node between two readings of its counters, each a pair of time and counters. `cards` are its
+    GPUs, and `ranks` the loads of the ranks on it.
     """
     (since, was), (at, use) = before, now
     passed_s = max(_LEAST_S, at - since)

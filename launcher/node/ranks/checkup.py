@@ -30,7 +30,7 @@ class NodeUnfit(LaunchError):
 
 
 class Checkup:
-    """The device checks of one node: each runs a small program of ours on one GPU, or on the CPU."""
+    """The device checks of one node: each runs a small program of the launcher's on one GPU, or on the CPU."""
 
     def __init__(self, home: Home, reaper: Reaper, program: Path = DEVICE_CHECK) -> None:
         """Prepare to check devices with `program`, which checks one device."""

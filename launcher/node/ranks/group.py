@@ -99,10 +99,11 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank of this node: its process, its pipes, its log, and how it ended.
+    """One rank of this node: its process, its pipes, its log, and how it ended. `number` is its rank among all ranks,
+    `local` its place on this node.
 
-    `hung` means that the coordinator found it hung, `dumps` that it writes its stacks because we asked, `replaced` that
-    another process takes its place.
+    `hung` means that the coordinator found it hung, `dumps` that it writes its stacks because the agent asked,
+    `replaced` that another process takes its place.
     """
 
     number: int
@@ -166,8 +167,8 @@ class RankGroup:
         """Begin the generation in `message` and return the pids of all ranks: survivors are informed, the other ranks
         are started by `starter`.
 
-        Processes that dead ranks left are ended first; `keep` and `waiting` are as for `stop`. Raise OSError if a rank
-        cannot be started.
+        Processes that dead ranks left are ended first, but neither those with pids in `keep` nor those in reserve,
+        whose pids `waiting` returns. Raise OSError if a rank cannot be started.
         """
         start = message.start
         run, node = self._home.run, self._home.node.index
@@ -346,22 +347,22 @@ class RankGroup:
 
     @property
     def checkpoint(self) -> int | None:
-        """Return the newest checkpoint that one of these ranks has reported as committed, or None if none has reported
-        any.
+        """Return the step of the newest checkpoint that one of these ranks has reported as committed, or None if none
+        has reported any.
         """
         return max((one for rank in self._ranks if (one := rank.progress.checkpoint) is not None), default=None)
 
     @property
     def remembered(self) -> int | None:
-        """Return the newest snapshot in memory that one of these ranks has reported, or None if none has
+        """Return the step of the newest snapshot in memory that one of these ranks has reported, or None if none has
         reported any.
         """
         return max((one for rank in self._ranks if (one := rank.progress.remembered) is not None), default=None)
 
     @property
     def suspects(self) -> list[int]:
-        """Return the local numbers of the ranks whose failure may come from a faulty device: not ended by us, and not a
-        failed communication.
+        """Return the local numbers of the ranks whose failure may come from a faulty device: not ended by the agent,
+        and not a failed communication.
         """
         return [rank.local for rank in self._ranks if rank.exit is not None and _is_suspect(rank.exit)]
 
@@ -463,8 +464,9 @@ class RankGroup:
     async def stop(self, grace_s: float, hung: Collection[int], keep: Collection[int], waiting: Pids = tuple) -> None:
         """End every process of this generation, and everything that it started.
 
-        Ranks in `hung` write their stacks first; all ranks get `grace_s` seconds after SIGTERM. Processes in `keep`,
-        and those that `waiting` returns, are left alone; descendants of those in `keep` are not.
+        Ranks in `hung` (by number) write their stacks first; all ranks get `grace_s` seconds after SIGTERM. Processes
+        with pids in `keep`, and those that `waiting` returns, are left alone; descendants of those in `keep` are
+        not.
         """
         self._stopping = True
         if hung:
@@ -527,8 +529,8 @@ class RankGroup:
 
 
 def _orphans_left(trees: Collection[int], keep: Collection[int]) -> list[int]:
-    """Return the pids of processes that started below the trees `trees` or below ranks and are now children of this
-    process, without those in `keep`.
+    """Return the pids of this process's descendants that are outside the process trees with the roots `trees`, without
+    those in `keep`.
     """
     return [pid for pid in orphans(os.getpid(), trees) if pid not in keep]
 

@@ -209,7 +209,7 @@ def start_watchdog(slept: AfterSuspend, clock: Callable[[], float] = boottime, l
     """Start the watchdog process and return a handle on it; it ends all processes below this one once the lease has
     expired.
 
-    Without `lease`, a new lease is made.
+    Without `lease`, a new lease is made. `slept` says how time spent suspended is treated.
     """
     agent, lease = os.getpid(), lease or Lease()
     pid = os.fork()
@@ -229,7 +229,9 @@ def start_watchdog(slept: AfterSuspend, clock: Callable[[], float] = boottime, l
 
 
 def _keep_watch(lease: Lease, agent: int, watch: LeaseWatch) -> None:
-    """Run the watchdog: once the lease expires, end all processes below the process `agent`, and then that process."""
+    """Run the watchdog: once the lease expires by the time that `watch` counts, end all processes below the process
+    `agent`, and then that process.
+    """
     handle, held, me = os.pidfd_open(agent), Held(), (os.getpid(),)
     while True:
         while (left_s := watch.left_s(lease.until)) > 0:

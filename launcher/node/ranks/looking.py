@@ -111,7 +111,7 @@ def times_of(
 def _ask(subject: Subject, number: int, only: str = "") -> str:
     """Write question `number` to the rank's FIFO; return why that is impossible, or "" if it was written.
 
-    `only` restricts the question, such as to `times`.
+    `only` is a word before the number that restricts the question, such as `times`; "" asks for everything.
     """
     try:
         fd = os.open(subject.question, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

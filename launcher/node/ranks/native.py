@@ -31,8 +31,8 @@ _GDB_FRAME = re.compile(r"#\d+ +(?:0x[0-9a-f]+ in )?(.*)")
 
 
 def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[RankLook]:
-    """Return the looks with the native stack added for each rank that may be stopped for a moment; take at most
-    `bound_s` seconds.
+    """Return the looks, with the native stack added to each whose rank may be traced, which stops the rank for a
+    moment; take at most `bound_s` seconds.
 
     gdb is used only for a rank that did not answer, because it stops the process for long. If a tool fails, the stack
     is one line that says why.
@@ -51,12 +51,12 @@ def _native(look: RankLook, until: float) -> tuple[str, ...]:
         return ()  # tracing would wait for the kernel, or take the process from what stopped it
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     if tool := shutil.which("py-spy", path=path):
-        return _traced([tool, "dump", "--native", "--pid", str(look.pid)], look, until, _of_py_spy)
+        return _traced([tool, "dump", "--native", "--pid", str(look.pid)], look, until, _py_spy_frames)
     if not look.answered and (tool := shutil.which("gdb", path=path)):
         settings = [word for setting in _GDB_SETTINGS for word in ("-iex", f"set {setting}")]
         commands = ["-ex", f"sharedlibrary {_LIBRARIES}", "-ex", f"backtrace {MOST_FRAMES}"]
         argv = [tool, "-nx", "-nh", "-batch", *settings, "-p", str(look.pid), *commands]
-        return _traced(argv, look, until, _of_gdb)
+        return _traced(argv, look, until, _gdb_frames)
     return ()
 
 
@@ -96,13 +96,15 @@ def _traced(
     return (f"{name}: {_why(said)}"[:_LONGEST_LINE],)
 
 
-def _of_py_spy(lines: Sequence[str], pid: int) -> list[str]:
-    """Return the main thread's frames from py-spy's output, native and Python ones, innermost first."""
+def _py_spy_frames(lines: Sequence[str], pid: int) -> list[str]:
+    """Return the main thread's frames, native and Python ones, innermost first, from py-spy's output about the process
+    `pid`.
+    """
     begin = next((number for number, line in enumerate(lines) if line.startswith(f"Thread {pid} ")), len(lines))
     return [line.strip() for line in takewhile(lambda line: line.startswith(" "), lines[begin + 1 :])]
 
 
-def _of_gdb(lines: Sequence[str], _: int) -> list[str]:
+def _gdb_frames(lines: Sequence[str], _: int) -> list[str]:
     """Return the frames from gdb's output up to the first outside any library; later frames are not real."""
     found = [match[1] for line in lines if (match := _GDB_FRAME.match(line))]
     return [*takewhile(lambda frame: frame != "?? ()", found)]

@@ -354,8 +354,8 @@ def _hold_port(host: str, port: int) -> HeldPort | None:
 
 
 async def _death_of(zygote: ZygoteLink) -> Death | None:
-    """Return how a zygote that has closed its connection ended, or None if it still lives, after sending what is no
-    message.
+    """Return how a zygote that has closed its connection ended, or None if it still runs, because the connection was
+    closed over an invalid message.
     """
     try:
         return await asyncio.wait_for(asyncio.shield(zygote.death), _DEATH_S)

@@ -82,12 +82,12 @@ class Reserve:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Return the pids of the reserve processes, without those of their children."""
+        """Return the pids of the processes in reserve, without those of their children."""
         return tuple(one.pid for one in self._processes if one.pid)
 
     def is_short(self, start: Start) -> bool:
-        """Return whether `fill` would start a process. After a reserve process has failed, it starts none until the
-        next generation.
+        """Return whether `fill` would start a process for ranks like those of `start`: too few are in reserve, none is
+        being started, and the attempts of this generation are not used up.
         """
         has_tries = start.generation != self._generation or self._tries > 0
         return self._lacks(start) > 0 and has_tries and not self._filling
@@ -120,7 +120,7 @@ class Reserve:
         self._end(self._processes)
 
     def _end(self, processes: Sequence[_Process]) -> None:
-        """Kill the processes and forget them."""
+        """Kill the processes, and remove them from the reserve."""
         for process in [*processes]:
             self._processes.remove(process)
             known = process_id(process.pid) if process.pid else None
@@ -131,7 +131,7 @@ class Reserve:
         """Make a ready process in reserve the rank with this environment and return its pid, or None if no process is
         ready.
 
-        `tell` is called with the rank's death.
+        Its output then goes to the file `log`, and `tell` is called with the rank's death.
         """
         process = next((one for one in self._processes if one.can_be(environment) and one.is_ready), None)
         before, self._asked_in = self._asked_in, int(environment["LAUNCH_GENERATION"])
@@ -163,7 +163,7 @@ class Reserve:
         return "none is begun before each rank here has reported some steps" if self._generation < before else ""
 
     async def _begin(self, starter: Starter, start: Start) -> None:
-        """Start one process in reserve."""
+        """Start one process in reserve with `starter`, for ranks like those of `start`."""
         self._number += 1
         fifo = self._home.attempt.reserve(self._home.node.index, self._number)
         progress, control = Progress(), ControlPipe(control_of(fifo))
@@ -208,7 +208,7 @@ class Reserve:
             self._give_up(f"{tries} were begun in one generation, the last was killed {how}")
 
     def _forget(self, process: _Process) -> None:
-        """Close the process's pipes and remove it from the reserve."""
+        """Close the pipes to the process and remove it from the reserve."""
         process.close()
         if process in self._processes:
             self._processes.remove(process)
@@ -241,8 +241,9 @@ class FromReserve:
         return self._starter.dumps_stacks
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
-        """Start one rank, from the reserve if a process in it is ready, and return its pid; `tell` is called with its
-        death.
+        """Start one rank with these variables, from the reserve if a process in it is ready, and return its pid.
+
+        Its output goes to `log`, its reports to the FIFO at `progress`, and `tell` is called with its death.
         """
         pid = self._reserve.hand_over(environment, log, tell)
         return await self._starter.start(environment, log, progress, tell) if pid is None else pid

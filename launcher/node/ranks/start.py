@@ -27,8 +27,9 @@ class Starter(Protocol):
         """Return whether ranks write their stacks when they receive DUMP_SIGNAL."""
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
-        """Start one rank with these variables on top of the node's and return its pid; `progress` is the path of its
-        FIFO for reports, and `tell` is called with its death.
+        """Start one rank with these variables on top of the node's and return its pid.
+
+        Its output goes to `log`, its reports to the FIFO at `progress`, and `tell` is called with its death.
         """
 
 
@@ -60,7 +61,9 @@ class OrdinaryStarter:
         return self._entry.kind != "command"
 
     def order(self, environment: Mapping[str, str], log: Path, progress: str) -> Order:
-        """Return the order, in the form that zygote.py reads, to become the rank with these variables."""
+        """Return the order, in the form that zygote.py reads, by which a process becomes the rank with these variables,
+        with its output in `log` and its reports on the FIFO at `progress`.
+        """
         entry = self._entry
         target = str(self._code / entry.target) if entry.kind == "script" else entry.target
         return {
@@ -80,7 +83,10 @@ class OrdinaryStarter:
         }
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
-        """Start one rank in a new interpreter and return its pid; `tell` is called with its death."""
+        """Start one rank with these variables in a new interpreter and return its pid.
+
+        Its output goes to `log`, its reports to the FIFO at `progress`, and `tell` is called with its death.
+        """
         read, write = os.pipe()
         try:
             argv = [self._entry.python, str(ZYGOTE), "run", str(read), str(os.getpid())]
@@ -114,8 +120,10 @@ class ZygoteStarter:
         self._ordinary = ordinary
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
-        """Fork one rank from the zygote, or start a new interpreter if the zygote refuses, and return its pid; `tell`
-        is called with its death.
+        """Fork one rank with these variables from the zygote, or start a new interpreter if the zygote refuses, and
+        return its pid.
+
+        Its output goes to `log`, its reports to the FIFO at `progress`, and `tell` is called with its death.
         """
         order = self._ordinary.order(environment, log, progress)
         try:
@@ -132,7 +140,7 @@ class ZygoteStarter:
 
 
 def _say(write: int, line: bytes) -> None:
-    """Write the line to a process's pipe and close the pipe; do nothing if the process has died."""
+    """Write the line to the pipe `write` and close it; do nothing if the process that reads it has died."""
     with contextlib.suppress(BrokenPipeError), open(write, "wb") as pipe:  # it died before it read: the reaper tells
         pipe.write(line)
 

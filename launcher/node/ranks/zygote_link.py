@@ -122,7 +122,9 @@ class ZygoteLink:
     async def start(
         self, python: str, environment: Mapping[str, str], cwd: Path, preload: Sequence[str], log: Path
     ) -> None:
-        """Start a zygote and have it import the modules in `preload`."""
+        """Start a zygote in the interpreter `python`, with its output in `log`, and have it import the modules in
+        `preload`.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             argv = [python, str(ZYGOTE), "serve", str(theirs.fileno()), str(os.getpid())]
@@ -203,7 +205,7 @@ class ZygoteLink:
             self._socket.shutdown(socket.SHUT_RD)
 
     def _lose(self) -> None:
-        """Fail all pending forks and set `gone`."""
+        """Raise ZygoteGone for all pending forks, and set `gone`."""
         self.gone.set()
         for fork in self._pending.values():
             if not fork.answer.done():
