@@ -243,8 +243,8 @@ class ParamikoTransport:
             raise Broken(f"{who(self._target)}: the connection broke: {why(error)}") from None
 
     def way_to(self, target: Target, limit_s: float) -> Session:
-        """Return a channel from this host to another host, over which that one is logged in to; raise Unreachable if
-        that fails.
+        """Open a channel from this host to another host, over which that one is logged in to, and return it; raise
+        Unreachable if that fails.
         """
         try:
             return self._connection.channel_to(target.hostname, target.port, limit_s)
@@ -271,7 +271,7 @@ def _refuse_proxy_commands(target: Target) -> None:
 
 
 def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
-    """Return the connection to the target's last jump host, or None if it has no jump host."""
+    """Connect to the target's last jump host and return that connection, or None if the target has no jump host."""
     via: ParamikoTransport | None = None
     for hop in target.jumps:
         try:

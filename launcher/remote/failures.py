@@ -1,9 +1,9 @@
 """Errors of a connection. Each means that a host cannot be observed, and none that a run has failed there.
 
 Unreachable
-  Dropped     the host hung up before it said a word
-  NoAccess    it does not let us in
-  Lost        it did, and then:
+  Dropped     the host closed the connection before it sent anything
+  NoAccess    the host refuses the login
+  Lost        after the login:
     Broken    the connection ended
     Silent    no answer came in time
 """
@@ -57,12 +57,16 @@ class SilentMachines(Generic[T]):
         self._found: dict[T, tuple[float, LaunchError]] = {}
 
     def note(self, machine: T, why: LaunchError) -> LaunchError:
-        """Record that the machine did not answer, so that it is skipped for a while; return the error `why`."""
+        """Record that the machine did not answer, because of the error `why`, so that it is skipped for a while; return
+        `why`.
+        """
         self._found[machine] = (time.monotonic() + _QUIET_S, why)
         return why
 
     def why(self, machine: T) -> LaunchError | None:
-        """Return the error why the machine is skipped, or None if it may be asked."""
+        """Return the error with which the machine last failed if it is to be skipped now, or None if it may be
+        asked.
+        """
         until, why = self._found.get(machine, (0.0, None))
         return why if time.monotonic() < until else None
 

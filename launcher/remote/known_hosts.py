@@ -44,7 +44,7 @@ class HostKey:
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """One line of a known-hosts file.
+    """One line of a known-hosts file: the file, and the line's `number` in it.
 
     `marker` is `@revoked`, `@cert-authority` or "", `names` the list of host names or patterns, `kind` the algorithm,
     `blob` the key's bytes.

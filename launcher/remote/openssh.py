@@ -2,7 +2,8 @@
 connections apply.
 
 A host of a pool gets one connection for all commands: the user's own, if ssh has one open (ControlMaster), else a new
-one, which lasts as long as a command on the host whose stdin we hold. A login node gets a connection for each command.
+one, which lasts as long as a command on the host whose stdin this process holds open. A login node gets a connection
+for each command.
 """
 
 import base64
@@ -66,8 +67,8 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class SshCommand:
-    """How ssh is called for one host: its name (perhaps user@name), options that override our own, further flags, and
-    in `without` the variables that ssh must not get.
+    """How ssh is called for one host: its name (perhaps user@name), options that override the launcher's own, further
+    flags, and in `without` the variables that ssh must not get.
     """
 
     name: str  # the user's name for the host, perhaps user@name
@@ -193,8 +194,8 @@ def connected(target: Target, deadline: float | None) -> OpenSshTransport:
 
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
-    """Return the key that the host presents, without a login there: ssh gives the key to a program of ours that accepts
-    none.
+    """Return the key that the host presents, without a login there: ssh gives the key to a program of the launcher's
+    that accepts none.
     """
     whole = resolved(target)
     kinds = ",".join(_KINDS.get(kind, kind) for kind in known_hosts.expected_kinds(whole))
@@ -264,7 +265,7 @@ def _no_ssh() -> Unreachable:
 
 
 def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
-    """Wait until the command on the host prints our mark, which proves the login; skip what a shell prints before."""
+    """Wait until the command on the host prints the text that proves the login; skip what a shell prints before."""
     try:
         while (line := master.readline(max(0.0, deadline - time.monotonic()))) != f"{_MARK}\n".encode():
             if not line:

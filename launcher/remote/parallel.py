@@ -155,7 +155,7 @@ def _run_in_threads(
 def _next(ended: "queue.SimpleQueue[str]") -> str:
     """Return the next name whose work has finished.
 
-    Waiting is done in short turns, because Python handles a Ctrl-C that comes just before a wait only at its end.
+    Waiting is done in short pieces, because Python handles a Ctrl-C that comes just before a wait only at its end.
     """
     while True:
         with contextlib.suppress(queue.Empty):

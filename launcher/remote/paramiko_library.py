@@ -106,7 +106,7 @@ class ParamikoConnection(paramiko.Transport):
         return KeyAnswer.NO
 
     def channel_to(self, hostname: str, port: int, limit_s: float) -> Session:
-        """Open a channel from the host to another host."""
+        """Open a channel from the host to a port of another host, within `limit_s`."""
         return self.open_channel("direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=limit_s)
 
     def leave(self) -> None:
@@ -137,9 +137,9 @@ class ParamikoConnection(paramiko.Transport):
 
 
 def _came(event: threading.Event, deadline: float) -> bool:
-    """Return whether the event was set by the deadline.
+    """Return whether the event was set by the deadline (by `time.monotonic`).
 
-    Waiting is done in short turns, because Python handles a Ctrl-C that comes just before a wait only at its end.
+    Waiting is done in short pieces, because Python handles a Ctrl-C that comes just before a wait only at its end.
     """
     while not event.wait(min(TURN_S, max(0.0, deadline - time.monotonic()))):
         if time.monotonic() >= deadline:

@@ -103,7 +103,7 @@ def configured() -> list[str]:
 def _target(
     name: str, said: Mapping[str, str], keys: tuple[Path, ...], *, agent: bool, passed: tuple[str, ...]
 ) -> Target:
-    """Return how to reach a host; options in `said` override the SSH configuration.
+    """Return how to reach the host `name` with the user's own `keys`; options in `said` override the SSH configuration.
 
     `agent` allows the keys of the user's ssh-agent; `passed` are the hosts for which this one is a jump host.
     """
@@ -222,7 +222,11 @@ def who(target: Target) -> str:
 
 
 def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str], name: str) -> tuple[Path, ...]:
-    """Return those of the key files that exist: the host's own, or else the configuration's or the usual ones."""
+    """Return those of the key files that exist: the host's own, or else the configuration's (`named`) or the usual
+    ones.
+
+    `tokens` has the values of tokens such as %h, and `name` is the host's name for messages.
+    """
     if own and (not named or set(_DEFAULT_KEYS) <= set(named)):
         return own
     said = [word for word in named or _DEFAULT_KEYS if word not in _NOT_FOR_US]
@@ -231,10 +235,10 @@ def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str]
 
 
 def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, agent: bool) -> tuple[Target, ...]:
-    """Return the jump hosts that a ProxyJump option names, nearest first; `agent` allows the keys of the user's
-    ssh-agent for them.
+    """Return the jump hosts that `said`, a ProxyJump option, names, nearest first; `agent` allows the keys of the
+    user's ssh-agent for them.
 
-    `passed` are the hosts that are reached through them.
+    `tokens` has the values of tokens such as %h; `passed` are the hosts that are reached through them.
     """
     if said.lower() == "none":
         return ()
@@ -251,12 +255,16 @@ def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, age
 
 
 def _files(words: Sequence[str], tokens: Mapping[str, str], name: str) -> list[Path]:
-    """Return the paths of files in an SSH option, with tokens and variables filled in."""
+    """Return the paths of files in an SSH option, with variables and tokens such as %h, which are in `tokens`, filled
+    in; `name` is the host's name for messages.
+    """
     return [Path(_path(word, tokens, name)) for word in words if word.lower() != "none"]
 
 
 def _path(text: str, tokens: Mapping[str, str], name: str) -> str:
-    """Return the path in an SSH option with `~`, tokens such as %h, and ${NAME} filled in."""
+    """Return the path in an SSH option with `~`, ${NAME}, and tokens such as %h, which are in `tokens`, filled in;
+    `name` is the host's name for messages.
+    """
 
     def variable(found: re.Match[str]) -> str:
         """Return the value of an environment variable; raise BadInput if it is not set."""
@@ -269,7 +277,10 @@ def _path(text: str, tokens: Mapping[str, str], name: str) -> str:
 
 
 def _agent_socket(said: str, tokens: Mapping[str, str], name: str) -> str:
-    """Return the path that the option IdentityAgent gives, or "" for the socket in SSH_AUTH_SOCK."""
+    """Return the path that `said`, the option IdentityAgent, gives, or "" for the socket in SSH_AUTH_SOCK.
+
+    `tokens` has the values of tokens such as %h, and `name` is the host's name for messages.
+    """
     if said.lower() in {"", "none"} or said == "SSH_AUTH_SOCK":
         return ""
     if said.startswith("$") and not said.startswith("${"):
@@ -278,7 +289,9 @@ def _agent_socket(said: str, tokens: Mapping[str, str], name: str) -> str:
 
 
 def _filled(text: str, tokens: Mapping[str, str], name: str, what: str) -> str:
-    """Return the text with tokens such as %h filled in; raise BadInput for an unknown token in the option `what`."""
+    """Return the text with tokens such as %h, which are in `tokens`, filled in; raise BadInput for an unknown token in
+    the option `what` of the host `name`.
+    """
 
     def token(found: re.Match[str]) -> str:
         """Return the text for which a token stands."""
@@ -293,14 +306,14 @@ def _filled(text: str, tokens: Mapping[str, str], name: str, what: str) -> str:
 
 
 def _port(text: str, name: str) -> int:
-    """Return the port number in the text; raise BadInput if the text is no port."""
+    """Return the port number in the text; raise BadInput about the host `name` if the text is no port."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
         raise BadInput(f"{name}: Port of the SSH configuration: expected 1 to 65535, got {text!r}")
     return int(text)
 
 
 def _seconds(text: str, name: str) -> float:
-    """Return the number of seconds in the text, or the default time-out for `none` or 0."""
+    """Return the number of seconds in an option of the host `name`, or the default time-out for `none` or 0."""
     if text.lower() == "none":
         return CONNECT_TIMEOUT_S
     if not text.isascii() or not text.isdigit():

@@ -58,8 +58,8 @@ def newest(run: RunDir) -> AttemptDir | None:
 
 
 def last_seen(attempt: AttemptDir, silent: str) -> ClusterAnswer:
-    """Return the last recorded answer of the attempt's cluster, with `silent` as the reason why there is no newer
-    one.
+    """Return the last recorded answer of the attempt's cluster, or one of the phase unknown if there is none, with
+    `silent` as the reason why there is no newer one.
     """
     before = readable(attempt.seen, ClusterAnswer) or ClusterAnswer("unknown", "", 0.0)
     return msgspec.structs.replace(before, silent=silent)
@@ -194,7 +194,7 @@ class Remains:
 
 
 def remains(run: RunDir) -> Remains:
-    """Return the parts of a run that can still be read; never raise an error.
+    """Return the parts of a run that can still be read, whatever is damaged; never raise an error.
 
     A run without any readable record is treated as local, where processes are found without records.
     """
@@ -223,7 +223,7 @@ def _newest_ever(run: RunDir) -> int:
 
 
 def _refuse_later(run: RunDir, there: Sequence[AttemptDir], after: int) -> None:
-    """Raise Refused if an attempt with a number above `after` exists."""
+    """Raise Refused if one of the run's attempts in `there` has a number above `after`."""
     later = next((one.number for one in there if one.number > after and one.intent.exists()), None)
     if later is not None:
         raise _resumed_meanwhile(run, later)

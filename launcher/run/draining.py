@@ -35,8 +35,8 @@ class MoveAnswer:
 
 
 def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
-    """Record that the nodes are to have no ranks for the rest of the attempt; each has a reason, which is "" if a user
-    asked.
+    """Record that the nodes, by index, are to have no ranks for the rest of the attempt; each has a reason, which is ""
+    if a user asked.
     """
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
@@ -46,7 +46,7 @@ def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
 
 
 def ask_to_move(attempt: AttemptDir, request: MoveRequest) -> None:
-    """Add a request to move ranks to those that are on record."""
+    """Add a request to move ranks to those in the attempt's drain.json."""
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
         write_record(attempt.drain, msgspec.structs.replace(before, moves=(*before.moves, request)))

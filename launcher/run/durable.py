@@ -136,7 +136,9 @@ def create_record(path: Path, record: Any) -> None:
 
 
 def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
-    """Create those of the files below `root` that do not exist, and return their paths; they are durable on return."""
+    """Create a file below `root` for each record, by its path, and return the paths of those that did not exist before;
+    these are durable on return.
+    """
     made = list[Path]()
     patiently(lambda: _create(root, {path: one for path, one in records.items() if path not in made}, made))
     return made
@@ -223,7 +225,8 @@ def append_lines(path: Path, records: Sequence[Any], *, fsync: bool = True) -> N
 def _append(path: Path, line: bytes, *, fsync: bool, again: bool) -> None:
     """Append a line, durably with `fsync`.
 
-    `again` means that an earlier try failed: if the file ends with the line, it is written once more in place.
+    `again` means that an earlier try failed: if the file ends with the line by then, the same bytes are overwritten,
+    else they are appended.
     """
     fd = _open_to_append(path)
     try:
@@ -245,12 +248,14 @@ def _append(path: Path, line: bytes, *, fsync: bool, again: bool) -> None:
 
 
 def _ends_with(fd: int, size: int, line: bytes) -> bool:
-    """Return whether the file ends with the bytes of `line`."""
+    """Return whether the file of `size` bytes behind the descriptor ends with the bytes of `line`."""
     return size >= len(line) and os.pread(fd, len(line), size - len(line)) == line
 
 
 def _write_anew(path: Path, at: int, line: bytes) -> None:
-    """Write bytes that the file has at offset `at` once more, because the kernel may drop them after a failed fsync."""
+    """Write the bytes `line`, which the file has at offset `at`, once more, because the kernel may drop them after a
+    failed fsync.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # with O_APPEND pwrite would add them once more
     try:
         os.pwrite(fd, line, at)

@@ -149,8 +149,8 @@ def graph_of_step(run: str, path: Path) -> str | None:
 
 
 def given_to(run: RunDir) -> tuple[RunId, ...]:
-    """Return the runs whose checkpoints must be copied to the cluster of this run before it starts; none unless it is a
-    step of a graph.
+    """Return the ids of the runs whose checkpoints must be copied to the cluster of this run before it starts; none
+    unless it is a step of a graph.
     """
     found = graph_of_run(run.id, run.path, known_graphs())
     return found[1].brings if found is not None else ()

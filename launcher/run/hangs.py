@@ -122,8 +122,8 @@ class RankTimes(msgspec.Struct, frozen=True):
 class LastRank(msgspec.Struct, frozen=True):
     """The rank for which the other ranks of its process group waited longest in the newest collectives.
 
-    It entered `last_into` of `collectives` last, `by_s` seconds after the usual rank; `share` is its part of the time
-    that the others wait.
+    It entered `last_into` of `collectives` last, `by_s` seconds after the usual rank; `share` is the part of the
+    others' waiting time that they wait for it, from 0 to 1.
     """
 
     rank: _Rank

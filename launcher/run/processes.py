@@ -232,7 +232,7 @@ def _kill_and_wait(targets: Collection[ProcessId], deadline: float) -> bool:
 
 
 def _send(handle: int, number: int) -> None:
-    """Send a signal to the process behind the pidfd, unless it has ended."""
+    """Send the signal `number` to the process behind the pidfd, unless it has ended."""
     try:
         signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:

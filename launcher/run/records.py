@@ -136,7 +136,9 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class AgentRecord(msgspec.Struct, frozen=True):
-    """attempts/0001/node-00/agent.json: the address and process of a node's agent."""
+    """attempts/0001/node-00/agent.json: the address at which a node's agent listens for other nodes, and its
+    process.
+    """
 
     node: int
     address: str
@@ -274,8 +276,8 @@ _Cores = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class GpuLoad(msgspec.Struct, frozen=True):
-    """The use of one GPU of a node by all processes: bytes of memory, and the percentage of time that it was busy (None
-    if not reported).
+    """The use of one GPU of a node by all processes: bytes of memory in use and in all, and the percentage of time that
+    it was busy (None if not reported). `index` is the driver's number.
     """
 
     index: _Amount  # the driver's number of the GPU

@@ -127,7 +127,9 @@ def is_registered(run_id: RunId) -> bool:
 
 
 def registered() -> list[tuple[RunId, Path]]:
-    """Return (id, folder) of all runs of this user that are registered, the newest first; the folder may be gone."""
+    """Return (id, folder) of all runs of this user that are registered, the newest first; the folder may no longer
+    exist.
+    """
     found = list[tuple[int, RunId, Path]]()
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(_folder()) as entries:
         for entry in entries:

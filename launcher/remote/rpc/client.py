@@ -89,7 +89,9 @@ class RpcClient(ClosedAtTheEnd):
         return not self._waits and not self._left
 
     def greet(self, deadline: float | None = None) -> None:
-        """Wait for the program's greeting, and raise OtherVersion if it is of another version."""
+        """Wait for the program's greeting until the deadline (by `time.monotonic`, None for none), and raise
+        OtherVersion if it is of another version.
+        """
         if self._greeted:
             return
         try:
@@ -112,7 +114,8 @@ class RpcClient(ClosedAtTheEnd):
     def receive(self, kind: type[T], deadline: float | None = None, *, most: int = 0) -> T:
         """Return the answer to the last request, decoded as `kind`; at most `most` bytes may follow the answer.
 
-        Raise the error that the other side reports, Broken if the connection ends, or Silent at the deadline.
+        Raise the error that the program reports, Broken if the connection ends, or Silent at the deadline (by
+        `time.monotonic`, None for none).
         """
         self.greet(deadline)
         try:
@@ -159,7 +162,7 @@ class RpcClient(ClosedAtTheEnd):
                 yield piece
 
     def close(self) -> None:
-        """Close the connection; the program on the other side ends by itself."""
+        """Close the connection; the program on the other machine then ends by itself."""
         self._running.close()
 
     def _read(self, deadline: float | None, most: int) -> bytes:
@@ -189,11 +192,11 @@ class RpcClient(ClosedAtTheEnd):
         return Garbled(f"{self._running.who}: {what}")
 
     def _other_version(self, there: str) -> LaunchError:
-        """Return the error for a program of version `there`."""
+        """Return the error that the program's version, `there`, differs from this one."""
         return OtherVersion(f"{self._running.who}: launch {there} is there, and {VERSION} here")
 
     def _with_host(self, error: LaunchError) -> LaunchError:
-        """Return an error that the other side reported, with its host's name added."""
+        """Return an error that the program on the other machine reported, with its host's name added."""
         error.lines = (f"{self._running.who}: {error.lines[0]}", *error.lines[1:])
         return error
 
@@ -217,7 +220,7 @@ class RemoteLaunch(RpcClient):
             self._way.close()
 
     def _with_host(self, error: LaunchError) -> LaunchError:
-        """Return an error that the other side reported, with the login node's name added."""
+        """Return an error that the program reported, with the login node's name added."""
         return said_by(_who(self.login), error)
 
     def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
@@ -256,8 +259,8 @@ class RemoteLaunch(RpcClient):
 def started(
     login: RemoteProgram, word: str, without: Collection[str] = (), *, compress: bool = False
 ) -> tuple[Line | None, Running]:
-    """Start the program with the argument `word`; return (the connection to close after it, or None if ssh opens one
-    just for it; the program).
+    """Start the program on the login node with the argument `word`; return (the connection to close after it, or None
+    if ssh opens one just for it; the program).
 
     Variables named in `without` are kept from ssh. With `compress` the connection is compressed.
     """
@@ -272,7 +275,9 @@ def started(
 
 
 def remote_error(lines: Collection[str], code: int) -> LaunchError:
-    """Return an error that the other side reported, as lines and exit code, as if it had occurred on this machine."""
+    """Return an error that a program on another machine reported, as lines and exit code, as if it had occurred on this
+    machine.
+    """
     error = LaunchError(*(line[:_LONGEST_WORD] for line in [*lines][:_MOST_LINES]))
     error.exit_code = Exit(code) if code in set(Exit) - {Exit.OK} else Exit.INTERNAL
     return error

@@ -3,8 +3,8 @@ repetition after a lost connection gets the same answer.
 
 <folder>/requests/<token>/
   lock           held while anything below is decided
-  chosen.json    the runs that are about to be made; each is there as soon as its folder is
-  outcome.json   the last word
+  chosen.json    the runs that are about to be made; each exists once its folder does
+  outcome.json   what was answered, and is answered again
   spec/          the spec as it was sent
 """
 
@@ -41,8 +41,8 @@ class Token:
         self._outcome = self.path / "outcome.json"
 
     def redeem(self, start: Start) -> Outcome:
-        """Start the runs and return the outcome, or return that of an earlier request with this token; a start that was
-        killed half-way is completed first.
+        """Start the runs by calling `start` and return the outcome, or return that of an earlier request with this
+        token; a start that was killed half-way is completed first.
         """
         with self._alone():
             outcome = self._settled()
@@ -77,7 +77,9 @@ class Token:
         return None
 
     def _started(self, start: Start) -> Outcome:
-        """Start the runs and return the outcome: the runs that exist now, and the error if not all could be started."""
+        """Start the runs by calling `start` and return the outcome: the runs that exist now, and the error if not all
+        could be started.
+        """
         chosen: list[Made] = []
 
         def choose(runs: Runs) -> None:
@@ -98,7 +100,7 @@ class Token:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the token during the body, so that two connections with the same token take turns."""
+        """Lock the token during the body, so that of two connections with the same token one waits for the other."""
         make_dir(self.path)
         sync_dir(self.path.parent)
         with contextlib.ExitStack() as held:

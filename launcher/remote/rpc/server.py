@@ -62,11 +62,11 @@ Answering = Callable[[Any, Body], Any]
 
 
 def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
-    """Serve requests on stdin and stdout until the other side closes, and return the exit code.
+    """Serve requests on stdin and stdout until the client closes the connection, and return the exit code.
 
-    `requests` is the union of the types that `answer` accepts. A request that arrived completely is carried out even if
-    the connection breaks. Requests about trees of code are served as well. `where` begins the message of an internal
-    error.
+    `requests` is the union of the types that `answer` accepts, which is called with a request and the bytes that follow
+    it, and returns the answer's value. A request that arrived completely is carried out even if the connection breaks.
+    Requests about trees of code need no `answer`. `where` begins the message of an internal error.
     """
     asked, out = take_stdio()
     return answer_all(Incoming(reading(asked)), lambda data: write_all(out, data), requests, answer, where=where)
@@ -75,10 +75,11 @@ def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
 def answer_all(
     incoming: Incoming, tell: Callable[[bytes], object], requests: Any, answer: Answering, *, where: str = ""
 ) -> int:
-    """Serve requests that come from `incoming`, send replies with `tell`, until the other side closes; return the exit
-    code.
+    """Serve requests that come from `incoming`, send replies with `tell`, until the client closes the connection;
+    return the exit code.
 
-    `requests`, `answer` and `where` are as for `serve`.
+    `requests` is the union of the types that `answer` accepts, which is called with a request and the bytes that follow
+    it. `where` begins the message of an internal error.
     """
     decoder = decoder_of(requests | Have | Tree)
     try:
@@ -124,8 +125,8 @@ def take_stdio() -> tuple[int, int]:
 
 
 def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[Reply, Iterable[bytes]]:
-    """Carry out a request; return (the reply, the bytes that follow it). An exception becomes a reply with the
-    error.
+    """Carry out a request with `answer`; return (the reply, the bytes that follow it). An exception becomes a reply
+    with the error, whose message `where` begins if it is an internal one.
     """
     try:
         value = _about_trees(request, body) if isinstance(request, Have | Tree) else answer(request, body)
@@ -161,7 +162,9 @@ def _tell_exactly(size: int, pieces: Iterable[bytes], tell: Callable[[bytes], ob
 
 
 def _about_trees(request: Have | Tree, body: Body) -> bool:
-    """Carry out a request about trees of code; return whether the tree is stored here completely."""
+    """Store the tree in a Tree request, or look for that of a Have request; return whether the tree is then stored here
+    completely.
+    """
     from launcher.remote.shipping import kept_trees  # late: nothing else that is asked needs it
 
     projects = projects_in(request.folder)

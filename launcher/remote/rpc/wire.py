@@ -40,14 +40,18 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Have(msgspec.Struct, frozen=True, tag="have"):
-    """A request whether the other side has the tree of this digest completely in the folder; the answer is a bool."""
+    """A request that asks whether the receiver has the tree of this digest completely in `folder`; the answer is a
+    bool.
+    """
 
     folder: str
     digest: str
 
 
 class Tree(msgspec.Struct, frozen=True, tag="tree"):
-    """A request to store a tree of code; the contents of its regular files follow, in order. The answer is None."""
+    """A request to store a tree of code in `folder` under its digest; the contents of its regular files follow, in
+    order. The answer is None.
+    """
 
     folder: str
     digest: str
@@ -60,7 +64,7 @@ class Tree(msgspec.Struct, frozen=True, tag="tree"):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """A run that exists on the other side: its id there and its folder."""
+    """A run that exists on the machine of the server: its id and its folder there."""
 
     run: RunId
     path: str
@@ -90,7 +94,7 @@ class Garbled(LaunchError):
 
 
 class OtherVersion(Garbled):
-    """Raised when the other side's greeting names another version of the protocol."""
+    """Raised when the peer's greeting names another version of the protocol."""
 
 
 def bytes_of(files: Iterable[FileEntry]) -> int:
@@ -99,12 +103,12 @@ def bytes_of(files: Iterable[FileEntry]) -> int:
 
 
 def greeting() -> bytes:
-    """Return this side's greeting as a line."""
+    """Return the greeting that this process sends, as a line."""
     return _MARK + encoded(Greeting(WIRE, VERSION))
 
 
 def read_greeting(line: bytes) -> Greeting | None:
-    """Return the greeting, or None if the line is something else, such as a login shell's output."""
+    """Return the peer's greeting in the line, or None if the line is something else, such as a login shell's output."""
     return decoded(line.removeprefix(_MARK), Greeting) if line.startswith(_MARK) else None
 
 
@@ -125,7 +129,9 @@ Read = Callable[[float | None, int], bytes]  # until when, and how many bytes at
 
 
 def reading(fd: int) -> Read:
-    """Return a function that takes a deadline (or None) and returns the next bytes from the descriptor."""
+    """Return a function that takes a deadline by `time.monotonic` (None for none) and returns the next bytes from the
+    descriptor.
+    """
 
     def read(deadline: float | None, most: int) -> bytes:
         """Return at most `most` of the next bytes; raise Silent at the deadline."""
@@ -156,7 +162,7 @@ class Incoming:
         return line
 
     def greeting(self, deadline: float | None = None) -> Greeting:
-        """Return the other side's greeting; other lines before it are skipped."""
+        """Return the peer's greeting; other lines before it are skipped."""
         noise = 0
         while (found := read_greeting(line := self.line(deadline, _MOST_NOISE))) is None:
             if line == _OLD_MARK:

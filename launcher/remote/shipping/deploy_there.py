@@ -55,7 +55,9 @@ def alone(lock: str, patience_s: float = 60.0) -> int | None:
 
 
 def _make(place: str, folder: str, asked: dict[str, object]) -> None:
-    """Create the environment in a draft, unpack the archive into it, and rename it to `place`."""
+    """Create the environment in a draft in `folder`, unpack the archive into it, and rename it to `place`; `asked` are
+    the program's decoded arguments.
+    """
     draft = tempfile.mkdtemp(prefix=".tmp-", dir=folder)
     try:
         home = os.path.join(draft, "home")

@@ -97,8 +97,8 @@ def _text(path: Path, content: Content | None, most: int) -> str | None:
 
 
 def _change(path: str, old: Content | None, new: Content | None, pair: tuple[str | None, str | None]) -> FileChange:
-    """Return the change of one file from `old` to `new`, where None means no file. `pair` has the texts before and
-    after, None for a file that is not text.
+    """Return the change of the file `path` from `old` to `new`, where None means no file. `pair` has the texts before
+    and after, None for a file that is not text.
     """
     name = os.fsencode(path).decode(errors="replace")
     kind: Literal["changed", "new", "gone"] = "new" if old is None else "gone" if new is None else "changed"

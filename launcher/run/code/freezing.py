@@ -129,8 +129,10 @@ def stored(run: RunDir, digest: str) -> Path:
 
 
 def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch: Watch, *, fsync: bool) -> Freezing:
-    """Copy the code into the store and the target, and hash only what has changed; with `fsync` the target is durable
-    on return.
+    """Copy the code into the store, and into the target unless it is None, and hash only what has changed; with `fsync`
+    the target is durable on return.
+
+    `now_ns` is the current time, and the files are iterated through `watch`, which can report progress.
     """
     index, digest = CodeIndex(store, code.root, now_ns), ""
     if not index.is_empty:
@@ -149,10 +151,11 @@ def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch
 def _store_and_copy(
     code: CodeList, store: Path, target: Path | None, index: CodeIndex, now_ns: int, watch: Watch, *, fsync: bool
 ) -> tuple[str, bool]:
-    """Write the code to the target and, read-only, to the store if the store lacks it; return (digest, whether the
-    store has gained a tree).
+    """Write the code to the target (None for none) and, read-only, to the store if the store lacks it; return (digest,
+    whether the store has gained a tree).
 
     With `fsync` the target is durable on return. If two processes store the same code, one stores it and both succeed.
+    `now_ns` is the current time, and the files are iterated through `watch`, which can report progress.
     """
     draft = new_draft(store)
     draft.mkdir(mode=0o700)
@@ -178,7 +181,11 @@ def _store_and_copy(
 
 
 def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
-    """Rename the complete draft to `pristine` in the store; return False if the store already has this code."""
+    """Rename the complete draft of the code to `pristine` in the store; return False if the store already has it,
+    complete by the file hashes in `hashes`.
+
+    `now_ns` is the current time.
+    """
     try:
         os.rename(draft, pristine)
     except OSError as error:
@@ -192,8 +199,10 @@ def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path,
 
 
 def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
-    """Return whether the tree in the store has every file with the hash in `hashes`, and no other user can change
-    it.
+    """Return whether the tree `pristine` in the store has every file of the code with the hash in `hashes`, and no
+    other user can change it.
+
+    `now_ns` is the current time.
     """
     index, us = CodeIndex(pristine.parent, pristine, now_ns), os.geteuid()
     folders, place = folders_of(file.path for file in code.files), os.fspath(pristine)

@@ -11,7 +11,7 @@ _NOT_THERE = re.compile(r"No such file or directory: b?(['\"])(.+?)\1")
 
 def left_out(said: str, plan: Plan, run: Path) -> str:
     """Return the name, within the project, of a file that a rank did not find because the code snapshot leaves it out;
-    "" for any other reason.
+    "" if the rank failed for any other reason.
 
     `said` is the text of the rank's exception, `run` the run's folder as its ranks see it.
     """

@@ -103,7 +103,9 @@ def with_files(code: CodeList, beside: Mapping[str, Path]) -> CodeList:
 
 
 def _runs_inside(project: Path) -> str | None:
-    """Return the folder of runs as a path within the project, with a slash at its end, or None if it is outside."""
+    """Return the folder that holds the project's runs as a path within the project, with a slash at its end, or None if
+    it is outside.
+    """
     root, home = os.path.realpath(runs_root(project)), os.path.realpath(project)
     if root == home:
         raise BadInput(f"LAUNCH_RUNS: {root} is the project itself", "hint: name a folder of its own for runs")
@@ -191,6 +193,8 @@ def _relinked(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
 def largest(files: Mapping[str, int], most: int = _SHOWN) -> list[tuple[str, int]]:
     """Return (name, size) of at most `most` files and folders that make up most of the total size; none contains
     another. A folder's name ends with a slash.
+
+    `files` has the size in bytes of each file by its path.
     """
     sizes: Counter[str] = Counter()
     inside: dict[str, set[str]] = {}
@@ -218,6 +222,8 @@ def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
 def _narrowed(name: str, sizes: Counter[str], inside: dict[str, set[str]]) -> str:
     """Return the innermost file or folder in the folder `name` that alone makes it large; if several do, return the
     folder.
+
+    `sizes` has the bytes of each file and folder, `inside` the names in each folder.
     """
     while name in inside:
         biggest = max(inside[name], key=lambda child: (sizes[child], child))

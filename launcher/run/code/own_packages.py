@@ -103,7 +103,7 @@ def _behind_links(folder: Path) -> set[Path]:
 
 
 def _declared(home: Path) -> Iterator[Path]:
-    """Yield the package folders that the project's own files declare, installed or not."""
+    """Yield the package folders that the files of the project in folder `home` declare, installed or not."""
     text = _text(home / "pyproject.toml")
     if not (_BUILT.search(text) or (home / "setup.py").is_file() or (home / "setup.cfg").is_file()):
         return
@@ -160,7 +160,9 @@ def stays_live(
 
 
 def _warning_about(name: str, path: Path, home: Path) -> str:
-    """Return the warning that a package is not frozen, with a hint how to freeze it."""
+    """Return the warning that the package `name` at `path` is not frozen, with a hint how to freeze it; `home` is the
+    project's folder.
+    """
     way_out = "install it without -e (editable) into the environment of the ranks"
     if path.is_relative_to(home):
         way_out += f", or have its files frozen: code.include: [{os.path.relpath(path, home)}]"
