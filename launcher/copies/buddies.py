@@ -79,8 +79,8 @@ class Buddies:
             self._more.set()
 
     async def bring(self, start: Start) -> None:
-        """Fetch from other nodes the snapshots of the ranks that are about to be forked here, if there are newer ones
-        than here. A failure is recorded as an event.
+        """Fetch from other nodes the snapshots of the ranks that are about to be forked here, if these are newer than
+        the ones here. A failure is recorded as an event.
         """
         names = names_of(start.group_rank, start.local_world_size)
         try:
@@ -134,8 +134,10 @@ class Buddies:
         self._say(Noted(self._node, "checkpoint_fetched", text))
 
     async def _keep(self, charge: ReplicaAddress, names: frozenset[str], generation: int) -> None:
-        """Keep copies of the snapshots of node `charge` for ever: after each snapshot of this node's ranks, fetch the
-        newest of that node.
+        """Keep copies of the snapshots of node `charge`, with the files `names`, for ever: after each snapshot of this
+        node's ranks, fetch the newest of that node.
+
+        Report each copy for `generation`.
         """
         failed, told = False, -1
         while True:
@@ -162,8 +164,8 @@ class Buddies:
             told, failed = max(told, step), problem != ""
 
     async def _mirror(self, link: ReplicaLink, names: frozenset[str]) -> int:
-        """Fetch the newest snapshot of the previous node, delete all copies but that one and the one before, and return
-        its step.
+        """Fetch the newest snapshot of the previous node that has all files in `names`, delete all copies but that one
+        and the one before, and return its step.
 
         Return -1 if that node has no complete snapshot.
         """

@@ -97,8 +97,8 @@ def receive_all(peer: socket.socket, size: int) -> bytes:
 
 
 def drain(peer: socket.socket, seconds: float) -> None:
-    """Receive and drop what the peer still sends, for at most `seconds`, so that a reset does not destroy our last
-    message to it.
+    """Receive and drop what the peer still sends, for at most `seconds`, so that a reset of the connection does not
+    destroy the last message to it.
     """
     end = time.monotonic() + seconds
     buffer = bytearray(PIECE_BYTES)

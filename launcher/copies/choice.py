@@ -21,7 +21,8 @@ def decide(
     kept: bool = False,
     anew: bool = False,
 ) -> LoadDecision:
-    """Return the checkpoint that ranks load, the best one that they keep, and the reason if none can be loaded.
+    """Return the checkpoint that ranks load, the best one (by a metric), which nodes only keep, and the reason if none
+    can be loaded.
 
     `all_here` means that no further node can join, `kept` that the run once had checkpoints, and `anew` that a user has
     allowed the run to start without one.
@@ -60,8 +61,8 @@ def choose(
 
 
 def _lacks(inventories: Inventories, kept: bool) -> str:
-    """Return as text which file is missing if no checkpoint is complete; return "" if there is none and, by `kept`,
-    never was.
+    """Return as text which file is missing if no checkpoint is complete; return "" if no node has any files and the run
+    never had a checkpoint (`kept` is False).
     """
     newest = next(reversed(_saves(inventories, "step")), None)
     silent = _silent([node for node, held in sorted(inventories.items()) if held is None])

@@ -76,8 +76,8 @@ async def manifest(link: ReplicaLink, save: protocol.Save) -> tuple[bytes, Manif
 async def fetch(
     link: ReplicaLink, files: ReplicaFiles, whole: bytes, get: protocol.Get, file: FileEntry, heard: Heard
 ) -> None:
-    """Fetch one file and compare it with the manifest, whose bytes are `whole`; `heard` is called with the size of each
-    piece.
+    """Fetch into `files` the file that `get` asks for, and compare it with its entry `file` in the manifest, whose
+    bytes are `whole`; `heard` is called with the size of each piece.
 
     Raise CheckpointDamaged if the peer's file is damaged, and DiskFailed if this node's disk refuses it.
     """
@@ -93,13 +93,14 @@ async def fetch(
 
 
 async def report_damaged(link: ReplicaLink, get: protocol.Get) -> None:
-    """Ask the peer to check its copy of a file that arrived here damaged."""
+    """Ask the peer to check its copy of the file that `get` asked for, which arrived here damaged."""
     await link.send(protocol.Doubt(get.save, get.name))
     await link.expect(protocol.Fine)
 
 
 async def copy(link: ReplicaLink, files: ReplicaFiles, put: protocol.Put, pace: Throttle) -> None:
-    """Send the peer a file to keep, at the pace of the throttle; on return the file is on its disk.
+    """Send the peer the file of `files` that `put` offers, at the pace of the throttle; on return the file is on the
+    peer's disk.
 
     Raise SaveGone if the file does not exist here.
     """
@@ -136,7 +137,7 @@ async def copy(link: ReplicaLink, files: ReplicaFiles, put: protocol.Put, pace: 
 
 
 async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
-    """Return the answer to the request `ask`, which is decoded as `kind`."""
+    """Return the answer to the request `ask`, decoded as `kind`."""
     data = await link.take(ask, _at_most(protocol.MOST_LISTED_BYTES), receive_all)
     try:
         return decoder_of(kind).decode(data)

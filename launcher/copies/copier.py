@@ -20,7 +20,9 @@ from trainer.checkpoint_files.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Time limits in seconds; `give_up_s` is how long a transfer may make no progress, over all its tries."""
+    """Time limits in seconds for copying; `give_up_s` is how long a transfer may make no progress, over all its tries,
+    and `stall_s` how long a peer may send or accept nothing on a connection.
+    """
 
     give_up_s: float
     list_s: float = 5.0  # for the list of checkpoints of a member
@@ -163,7 +165,9 @@ class Copier:
     async def _copied(
         self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: ReplicaAddress
     ) -> _Result:
-        """Copy the files `names` of a checkpoint to `target` and return the result; a failure is reported here."""
+        """Copy the files `names` of the checkpoint `save` from node `node` to `target` and return the result; a failure
+        is reported here.
+        """
         until = time.monotonic() + self._patience.give_up_s
         name, refused = "", False
         while True:
@@ -192,8 +196,8 @@ class Copier:
         return _Result.FAILED
 
     def _give_up(self, node: int, what: str, problem: str) -> bool:
-        """Record that copying `what` has failed, and return whether this is the first failure of it, which is reported
-        as an event.
+        """Record that copying `what` from node `node` has failed because of `problem`. Return True, and report an
+        event, if this is the first failure of it; else return False.
         """
         self._problem = f"{what}: {problem}"
         first = what not in self._failed

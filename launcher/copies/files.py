@@ -165,8 +165,8 @@ class ReplicaFiles:
         return True
 
     def _give_way(self, save: Save, to: Held) -> bool:
-        """Set aside the checkpoint with the save's kind and step and return True; raise SaveGone if it is complete and
-        newer than `to`.
+        """Set aside the committed checkpoint with the kind and step of `save`, if there is one, and return True; raise
+        SaveGone if it is complete and newer than the checkpoint `to`.
         """
         place = (save.kind, save.step)
         here = [held for held in self.list() if held.committed and (held.kind, held.step) == place]

@@ -54,8 +54,8 @@ class ReplicaLink:
     async def take(
         self, ask: msgspec.Struct, check: Callable[[int], bool], work: Callable[[socket.socket, int], T]
     ) -> T:
-        """Send a request for contents; if `check` accepts the size that is offered, receive them by `work` (socket,
-        size) in a thread, and return its result.
+        """Send a request for contents, receive them by `work` (socket, size) in a thread, and return its result; raise
+        WireError if `check` returns False for the size that is offered.
         """
         await self.send(ask)
         offer = await self.expect(Offer)

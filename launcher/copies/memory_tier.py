@@ -68,7 +68,7 @@ def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: 
         if mine is None and tier.attempt == attempt:
             mine = tier.path
         elif mine is None and inherit and tier.attempt == attempt - 1:
-            mine = _take_over(tier.path, memory / _name(run_dir, node, attempt, _nonce()))
+            mine = _take_over(tier.path, memory / _folder_name(run_dir, node, attempt, _nonce()))
         else:
             remove_folder(tier.path)
     mine = mine or _make(memory, run_dir, node, attempt)
@@ -126,7 +126,7 @@ def _nonce() -> str:
     return os.urandom(8).hex()
 
 
-def _name(run_dir: Path, node: int, attempt: int, nonce: str = "") -> str:
+def _folder_name(run_dir: Path, node: int, attempt: int, nonce: str = "") -> str:
     """Return the name of a memory folder; `nonce` are random letters for a second folder of the same node and
     attempt.
     """
@@ -135,11 +135,11 @@ def _name(run_dir: Path, node: int, attempt: int, nonce: str = "") -> str:
 
 def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
     """Create a memory folder and return its path; if the name is taken, random letters are added to it."""
-    path = memory / _name(run_dir, node, attempt)
+    path = memory / _folder_name(run_dir, node, attempt)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        path = memory / _name(run_dir, node, attempt, _nonce())
+        path = memory / _folder_name(run_dir, node, attempt, _nonce())
         path.mkdir(mode=0o700)
     path.chmod(0o700)  # whatever the umask
     return path

@@ -64,7 +64,7 @@ class Snapshots(ReplicaFiles):
         return whole(self.list(), names)
 
     def make_place(self, save: Save) -> None:
-        """Delete another snapshot whose folder has the name of `save`."""
+        """Delete any other snapshot in the folder whose name `save` would have."""
         if self._is_taken(save):
             commit.remove([self._path / folder_name(save.step, save.kind)])
 

@@ -83,7 +83,7 @@ class List(msgspec.Struct, frozen=True, tag="list", tag_field="t"):
 
 
 class Get(msgspec.Struct, frozen=True, tag="get", tag_field="t"):
-    """A request for a file of a checkpoint, or with an empty name for its manifest."""
+    """A request for the file `name` of a checkpoint, or with an empty name for its manifest."""
 
     save: Save
     name: Name

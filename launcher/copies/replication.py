@@ -44,7 +44,7 @@ class NotBrought(LaunchError):
 
 
 class NothingToLoad(LaunchError):
-    """Raised when the run has saved checkpoints, and none is complete on the nodes that are present."""
+    """Raised when the run has saved checkpoints, and none is complete on the nodes that answer."""
 
 
 class Replication:
@@ -205,8 +205,8 @@ class Replication:
             await asyncio.sleep(patience.retry_s)
 
     async def _confirmed_hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
-        """Return those of the checkpoints in `told`, which the first member reports as impossible to complete, that
-        this node finds impossible too. Only these may be set aside.
+        """Return those of the checkpoints in `told`, which the first member reports as impossible to complete, that are
+        so by what this node finds on the others. Only these may be set aside.
         """
         if not told or start.group_rank == 0:
             return told
@@ -286,8 +286,8 @@ class Replication:
     async def _manifest(
         self, save: Save, choice: SaveChoice, servers: dict[int, ReplicaAddress]
     ) -> tuple[bytes, Manifest]:
-        """Return (the manifest's bytes, its decoded content) of the chosen checkpoint, from this node or another
-        one.
+        """Return (the manifest's bytes, its decoded content) of the chosen checkpoint, from this node or from one of
+        `servers` (by node) that has it.
         """
         if self._node in choice.with_manifest:
             here = await asyncio.to_thread(self._files.manifest, save)
@@ -305,8 +305,8 @@ class Replication:
         raise NotBrought(f"the manifest of {save}: {problem}")
 
     async def _bring(self, whole: bytes, get: Get, file: FileEntry, holders: Iterable[ReplicaAddress]) -> None:
-        """Fetch a file, of which `whole` is the manifest, from one holder after another; repeat this for as long as any
-        data arrives.
+        """Fetch the file that `get` asks for, with the entry `file` in the manifest `whole`, from one holder after
+        another; repeat this for as long as any data arrives.
         """
         holders = list(holders)
         problem = "no node that is here has it"

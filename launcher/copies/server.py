@@ -50,8 +50,8 @@ class Agreement:
         self._sessions: dict[int, _Session] = {}
 
     def decide(self, generation: int, decision: LoadDecision, members: Collection[int]) -> None:
-        """Publish the decision for a generation to present and later callers of `decision`; callers that wait for an
-        older generation are cancelled.
+        """Publish the decision for a generation, to be returned by `decision` now and later; callers that wait for an
+        older generation are cancelled. `members` are the nodes that will arrive.
         """
         for number in [number for number in self._sessions if number < generation]:
             session = self._sessions.pop(number)
@@ -158,7 +158,9 @@ class ReplicaServer:
             raise WireError(str(gone)) from gone
 
     async def _put(self, link: ReplicaLink, put: protocol.Put) -> None:
-        """Receive a file that a peer offers, or answer that this node has it or does not want it."""
+        """Receive a file that a peer offers, or answer that this node has it, or that it lacks the checkpoint to which
+        the file belongs.
+        """
         try:
             manifest = await asyncio.to_thread(self._wanted, put)
             if manifest is None:

@@ -30,7 +30,8 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True, slots=True)
 class UploadRules:
-    """Rules for uploads: how many checkpoints stay in the store, at which distance they are copied, and how fast.
+    """Rules for uploads: how many checkpoints stay in the store (`keep`), how many steps or seconds lie between two of
+    them, and how fast they are sent; None for no rule.
 
     `apart` means that each node's disk has the files of its own ranks only; otherwise the first node uploads all. A
     failure is retried after `retry_s`, then longer, up to `retry_max_s`; at the end of a run `give_up_s` without
@@ -135,7 +136,9 @@ class _Work:
         self.more.set()
 
     def finish(self, over: Callable[[], None]) -> None:
-        """Make the newest checkpoint due, and call `over` once it is in the store or has failed for good."""
+        """Make the newest checkpoint due, as the run has ended, and call `over` once it is in the store or has failed
+        for good.
+        """
         self._at_end, self.moved_at = over, time.monotonic()
         self.more.set()
         if self.hopeless:
@@ -284,6 +287,6 @@ class _Work:
 
 
 def _missing(store: ObjectStore, folder: str, manifest: Manifest) -> list[str]:
-    """Return the names of the files that the store lacks or has in another size."""
+    """Return the names of the manifest's files that the folder `folder` of the store lacks or has in another size."""
     there = store.sizes(folder)
     return [file.name for file in manifest.files if there.get(file.name) != file.size]

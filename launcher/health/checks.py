@@ -1,5 +1,5 @@
-"""Findings of `launch doctor` (one checked thing each: well, a warning or a problem) about one machine, its folders,
-and folders that a cluster's nodes must see.
+"""Findings of `launch doctor` (each about one checked thing: ok, a warning or a problem) about one machine, its
+folders, and folders that a cluster's nodes must see.
 """
 
 import resource
@@ -30,8 +30,8 @@ def gpus_finding(gpus: tuple[str, ...]) -> Finding:
 def torch_finding(torch: Torch, where: str, gpus: int, *, of_the_job: bool = False) -> Finding:
     """Return the finding on torch.
 
-    `where` names the interpreter; `gpus` is how many GPUs the machine has, or with `of_the_job` the job, which torch
-    should see.
+    `where` names the interpreter; `gpus` is how many GPUs torch should see: those of the machine, or with `of_the_job`
+    those of the job.
     """
     if torch.error == "not installed":
         hint = "a job that trains needs it: pip install torch there, or run.python names another interpreter"
@@ -70,7 +70,9 @@ def files_finding(soft: int, hard: int) -> Finding:
 
 
 def clock_finding(now: float, *, is_synchronised: bool) -> Finding:
-    """Return the finding on the clock; `is_synchronised` is True if a time service keeps it, and `now` is its time."""
+    """Return the finding on the machine's clock, which shows the time `now`; `is_synchronised` is True if a time
+    service keeps it.
+    """
     when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     return ok("clock", f"{when}, {'kept by a time service' if is_synchronised else 'not known to be kept by any'}")
 
@@ -97,8 +99,8 @@ def folder_findings(about: str, folder: FolderFacts, variable: str) -> Iterable[
 
 
 def space_finding(about: str, where: str, free: int, free_files: int | None, elsewhere: str) -> Finding:
-    """Return the finding on free bytes and room for more files (None if the file system sets no limit); `elsewhere` is
-    the hint how to use another folder.
+    """Return the finding on free bytes and room for more files (None if the file system sets no limit) of the folder
+    `where`, named `about`; `elsewhere` is the hint how to use another folder.
     """
     left = f"{size(free)} free"
     if free_files is not None and free_files < _SCARCE_FILES:

@@ -44,7 +44,7 @@ class Unable(Exception):
 
 class GpuWork(NamedTuple):
     """The amount of work that a GPU is given: rows of the float32 matrices and of those for tensor cores, bytes of
-    memory to fill, and bytes to copy.
+    memory to fill (`kept_bytes`), and bytes to copy (`carried_bytes`).
     """
 
     rows: int = 2048  # of float32 matrices
@@ -168,8 +168,8 @@ def _multiply_on_each_core(torch: Any) -> str:
 
 
 def _multiply(torch: Any, device: str, kind: Any, size: int) -> str:
-    """Multiply matrices of this type and size on the device; return a short text, or raise WrongResult if the product
-    is not exact.
+    """Multiply square matrices of `size` rows, of the number type `kind`, on the device; return a short text, or raise
+    WrongResult if the product is not exact.
     """
     product = _Product(torch, device, kind, size)
     product.check()  # the first one also loads the library

@@ -114,7 +114,7 @@ def _is_telling(ending: Ending) -> bool:
 
 
 def _how(ending: Ending, doing: str) -> str:
-    """Return as text how the program ended while it worked on the part `doing`."""
+    """Return as text how the checking program ended while it worked on the part `doing`."""
     if ending.signal is not None:
         return f"its process was ended by {signal_name(ending.signal)}"
     if ending.code is not None:

@@ -45,7 +45,9 @@ def ring(nodes: Sequence[int]) -> list[Pair]:
 
 
 def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Group the pairs into turns, each of which can be measured at once: no node is in two pairs of a turn."""
+    """Group the pairs into lists, the pairs of each of which can be measured at once: no node is in two pairs of a
+    list.
+    """
     found: list[list[Pair]] = []
     busy: list[set[int]] = []
     for pair in pairs:
@@ -59,7 +61,7 @@ def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def blame(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
-    """Return the slow links and the nodes to exclude.
+    """Return the slow links and the nodes to exclude, which are those all of whose links are slow.
 
     `floor` is the least rate in bytes per second; without it, and with at least three nodes, each link must reach a
     tenth of the median of the nodes' best rates. A node between two slow ones has slow links too; `second_look`

@@ -115,7 +115,9 @@ class OpenDoors:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measured connection to another machine; `error` says why it failed, at the port `port`."""
+    """The measured connection to another machine: round trip and rate, 0 if not measured; `error` says why it failed,
+    at the port `port`.
+    """
 
     round_trip_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -271,7 +273,7 @@ def _is_synchronised() -> bool:
 
 
 def _is_killed_at_logout(user: str) -> bool:
-    """Return whether systemd-logind ends the user's processes when the user logs out."""
+    """Return whether systemd-logind ends the user's processes when the user logs out, by its configuration files."""
     try:
         in_a_session = re.search(r"/session-[^/]+\.scope", Path("/proc/self/cgroup").read_text())
         if not in_a_session or shutil.which(_LOGINCTL[0]) is None:
@@ -402,10 +404,11 @@ def _serve(caller: socket.socket, token: str) -> None:
 
 
 def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: bool = True) -> Measured:
-    """Connect to both ports of the other machine, from the address `own`, and return the round trip and the rate.
+    """Connect to both ports of the other machine at `address`, from the address `own`, and return the round trip and
+    the rate.
 
-    Both sides prove that they have `token`. The rate is measured only with `flood`, at the first of `ports`. The first
-    failure is returned as `error`, with its port.
+    Both machines prove that they have `token`. The rate is measured only with `flood`, at the first of `ports`. The
+    first failure is returned as `error`, with its port.
     """
     master, other = ports
     found = Measured()
@@ -420,9 +423,10 @@ def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: boo
 
 
 def _meet(line: socket.socket, token: str, *, is_caller: bool) -> BinaryIO:
-    """Exchange proofs of the token with the other side, and return the stream to read from.
+    """Exchange proofs of the token with the machine at the other end of the connection, and return the stream to read
+    from; raise an error if its proof is wrong.
 
-    With `is_caller` this side has connected, and proves the token first.
+    With `is_caller` this machine has connected, and proves the token first.
     """
     line.settimeout(_SILENT_S)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -456,7 +460,7 @@ def _ping(line: socket.socket, heard: BinaryIO) -> float:
 
 
 def _flood(line: socket.socket) -> float:
-    """Send data for a while, and return the rate in bytes per second that the other side has measured."""
+    """Send data for a while, and return the rate in bytes per second that the receiver has measured."""
     line.setblocking(False)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what is still unsent is not wanted
     piece, left, said = memoryview(bytes(_PIECE)), FLOOD_BYTES, b""

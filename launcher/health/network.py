@@ -46,15 +46,15 @@ class Member:
         return self.session.name
 
     def open(self, token: str) -> None:
-        """Have the machine listen for the others; if it cannot, set `closed`."""
+        """Have the machine listen for the others, which prove that they have `token`; if it cannot, set `closed`."""
         opened = self._ask({"do": "open", "address": self.address, "token": token}, OpenDoors, _OPEN_S)
         if opened is not None:
             self.ports = opened.ports
             self.closed = opened.error and f"cannot listen on {self.address or 'its address'}: {opened.error}"
 
     def call(self, other: "Member", token: str, *, flood: bool) -> Way | None:
-        """Return the measured link to another member, or None if either no longer takes part. With `flood` the rate is
-        measured, else the round trip only.
+        """Return the measured link to another member, or None if either no longer takes part. Both prove that they have
+        `token`. With `flood` the rate is measured, else the round trip only.
         """
         if self.closed or self.lost or other.closed or other.lost:
             return None
@@ -78,10 +78,10 @@ class Member:
 
 
 def measured(members: Sequence[Member], tell: Callable[[str], None] | None = None, *, flood: bool = True) -> list[Way]:
-    """Measure the links between the members, both directions of a pair in turn, and return them.
+    """Measure the links between the members, first in one direction of a pair and then in the other, and return them.
 
-    With `flood` the rates are measured, else round trips only. `tell` is called with a line at each round. Members that
-    cannot take part record the reason.
+    With `flood` the rates are measured, else round trips only. `tell` (None: nothing) is called with a line at each
+    round. Members that cannot take part record the reason.
     """
     token = secrets.token_hex(32)
     named = {one.name: one for one in members}

@@ -255,7 +255,7 @@ def check_start(start: messages.Start, plan: Plan) -> None:
         and (start.master_addr in known.values() or "" in known.values())
         and 1 <= start.master_port <= 65535
         and start.restarts >= 0
-        and all(_is_of(replica, known) for replica in start.replicas)
+        and all(_has_known_address(replica, known) for replica in start.replicas)
     )
     if not good:
         raise WireError("it wants ranks to be started that are not of this plan")
@@ -263,11 +263,11 @@ def check_start(start: messages.Start, plan: Plan) -> None:
 
 def check_peer(peer: messages.ReplicaAddress, plan: Plan) -> None:
     """Raise WireError unless the plan names the peer's node and address, so that no copy is sent to another machine."""
-    if not _is_of(peer, {node.index: node.address for node in plan.nodes}):
+    if not _has_known_address(peer, {node.index: node.address for node in plan.nodes}):
         raise WireError("it wants a link to be measured that is not of this plan")
 
 
-def _is_of(peer: messages.ReplicaAddress, known: Mapping[int, str]) -> bool:
+def _has_known_address(peer: messages.ReplicaAddress, known: Mapping[int, str]) -> bool:
     """Return whether the address of `peer` is that of its node in `known` (addresses by node index), or that node has
     no fixed address.
     """

@@ -66,7 +66,7 @@ def read_hosts(output: bytes, about: str) -> Sequence:
     """Return the hosts in a command's output; raise BadInput with every problem, each line beginning with `about`."""
     try:
         text = output.decode()
-        listed = _of_json(text) if text.lstrip().startswith("[") else _of_lines(text)
+        listed = _hosts_in_json(text) if text.lstrip().startswith("[") else _hosts_in_lines(text)
         SSH.by_key["hosts"].kind.parse(listed)
     except UnicodeDecodeError:
         raise BadInput(f"{about}: expected text in UTF-8") from None
@@ -79,7 +79,7 @@ def read_hosts(output: bytes, about: str) -> Sequence:
     return listed
 
 
-def _of_json(text: str) -> Sequence:
+def _hosts_in_json(text: str) -> Sequence:
     """Return the hosts of a JSON list."""
     json.loads(text)
     read = read_tree(text.replace("\t", " "))  # JSON is YAML, but for tabs, which no string of JSON has as they are
@@ -88,7 +88,7 @@ def _of_json(text: str) -> Sequence:
     return read.root
 
 
-def _of_lines(text: str) -> Sequence:
+def _hosts_in_lines(text: str) -> Sequence:
     """Return the hosts in a text with one host a line."""
     words = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
     return Sequence([Scalar(word, False, Mark(number, 1)) for number, word in words if word], Mark(1, 1))

@@ -1,5 +1,5 @@
-"""An authenticated TCP connection between two of our processes: agents and coordinator, replica servers, supervisors of
-a run. Both sides prove that they have a key by HMAC, and then exchange JSON lines.
+"""An authenticated TCP connection between two processes of the launcher: agents and coordinator, replica servers,
+supervisors of a run. Both sides prove that they have a key by HMAC, and then exchange JSON lines.
 
     server → client   {"v":4,"nonce":S}
     client → server   {"v":4,"nonce":C,"mac":HMAC(key, client|CLIENT|SERVER|S|C)}
@@ -91,8 +91,8 @@ T = TypeVar("T", _Hello, _Proof, _Answer)
 
 
 def wire_key(token: str, wire: str, run_id: str, attempt: int) -> bytes:
-    """Return the key for the connections named `wire` of this attempt and no other, derived from the attempt's
-    token.
+    """Return the key for one kind of connection, named `wire`, of this attempt and no other, derived from the attempt's
+    secret `token`.
     """
     return hmac.digest(bytes.fromhex(token), msgspec.json.encode((wire, run_id, attempt)), "sha256")
 
@@ -610,9 +610,22 @@ async def _opened(
         raise
 
 
+async def _challenge(peer: socket.socket, key: bytes) -> None:
+    """Check, as the server, the peer's proof that it has the key, and send the server's own; raise WireError if the
+    peer lacks the key.
+    """
+    nonce, ends = secrets.token_hex(16), (_address_text(peer.getpeername()), _address_text(peer.getsockname()))
+    await _send_line(peer, _Hello(WIRE_VERSION, nonce))
+    proof = await _receive_line(peer, _Proof)
+    nonces = f"{nonce}|{proof.nonce}"
+    _check(proof.v == WIRE_VERSION, f"it speaks version {proof.v} of the wire, not {WIRE_VERSION}")
+    _check(hmac.compare_digest(proof.mac.encode(), proof_of(key, "client", *ends, nonces).encode()), _STRANGER)
+    await _send_line(peer, _Answer(proof_of(key, "server", *ends, nonces)))
+
+
 async def _prove(peer: socket.socket, key: bytes) -> None:
-    """Prove, as the client, that we have the key, and check the server's proof; raise WireError if the server lacks
-    it.
+    """Prove, as the client, that this process has the key, and check the server's proof; raise WireError if the server
+    lacks it.
     """
     hello = await _receive_line(peer, _Hello)
     _check(hello.v == WIRE_VERSION, f"it speaks version {hello.v} of the wire, not {WIRE_VERSION}")

@@ -212,8 +212,8 @@ class NothingWhole(msgspec.Struct, frozen=True, tag="nothing_whole", tag_field="
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
-    """agent → coordinator: another node now has a copy of this node's files of that checkpoint; or, for snapshots in
-    memory, this node has a copy of those of the previous node in the ring.
+    """agent → coordinator: another node now has a copy of this node's files of the checkpoint of `step`. For snapshots
+    in memory: this node has a copy of those of the previous node in the ring.
     """
 
     node: int
@@ -222,8 +222,8 @@ class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
-    """agent → coordinator: this node's ranks have ended, and none of their files waits for a copy on another node any
-    more.
+    """agent → coordinator: this node's ranks have ended, and copying their files to another node is complete or given
+    up.
 
     `problem` is why the newest has no copy, or "".
     """
@@ -304,7 +304,9 @@ class StopAsked(msgspec.Struct, frozen=True, tag="stop_asked", tag_field="t"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
-    """coordinator → agent: the answer to Join, with the length of the lease."""
+    """coordinator → agent: the answer to Join, with the length in seconds of the lease under which the node's ranks may
+    run.
+    """
 
     lease_s: float
     brief: bool = False  # heartbeats may say `same`, as coordinators of older versions do not understand
@@ -387,8 +389,8 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="t"):
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
-    """coordinator → agent: heartbeat `seq` has arrived. The agent's lease is renewed from the moment at which it was
-    sent.
+    """coordinator → agent: heartbeat `seq` has arrived. The lease under which the node's ranks run is renewed from the
+    moment at which that was sent.
     """
 
     seq: int

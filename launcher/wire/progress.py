@@ -126,8 +126,8 @@ class Progress:
         return True
 
     def go_on(self) -> None:
-        """Reset what belongs to a generation, because the same process now belongs to a new one and has reported
-        nothing in it.
+        """Reset what belongs to a generation (one set of ranks between two failures), because the same process now
+        belongs to a new one and has reported nothing in it.
         """
         self.step = self._began = self.checkpoint = self.remembered = self.slow = self.went_back = None
         self.reported = False

@@ -128,7 +128,8 @@ def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
 
 
 def bring_newest(run: RunDir, holders: Holders) -> None:
-    """Fetch the newest checkpoint, from which the run will resume on another cluster, and the best one if possible.
+    """Fetch the newest checkpoint, from which the run will resume on another cluster, and the best one; a failure of
+    the best one is only reported to the user.
 
     Raise Unreachable if the run had checkpoints and no machine that answers has one; raise NotTransferred if none that
     is found can be fetched.
@@ -138,8 +139,9 @@ def bring_newest(run: RunDir, holders: Holders) -> None:
 
 
 def fetch_to_resume_from(run: RunDir, holders: Holders, bring: Callable[[Held], object]) -> Held | None:
-    """Fetch the newest checkpoint that can be had, by calling `bring`, and return it, or None if there is none; fetch
-    the best one as well if possible.
+    """Fetch the newest checkpoint that can be had, by calling `bring`, and return it, or None if there is none.
+
+    The best one is fetched too; a failure of that is only reported to the user.
     """
     brought = first_that_comes(holders.newest_first(), bring, _report_passed_over)
     newest = brought[0] if brought is not None else None

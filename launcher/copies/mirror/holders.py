@@ -36,8 +36,8 @@ class CheckpointHolder(Protocol):
         """
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Store the file on that machine; raise LaunchError, with Exit.DAMAGED if the file does not match the
-        manifest.
+        """Store the file `name` (`size` bytes, which `pieces` yields) of a checkpoint on that machine; raise
+        LaunchError, with Exit.DAMAGED if the file does not match the manifest.
         """
 
 
@@ -87,8 +87,8 @@ class Holders:
         return newest_first([*self._held.values(), partial.inventory(self.home)], step, kind)
 
     def bring_home(self, wanted: Held, only: Sequence[str] | None = None) -> int:
-        """Fetch those files of the checkpoint that this machine lacks, or of these only those in `only`; return how
-        many were fetched.
+        """Fetch the files of the checkpoint that this machine lacks, or, unless `only` is None, those of them that it
+        names; return how many were fetched.
 
         Raise NotTransferred if one cannot be fetched; files that arrived before stay.
         """
@@ -124,7 +124,9 @@ class Holders:
                 raise
 
     def _bring_file(self, wanted: Held, manifest: bytes, name: str) -> None:
-        """Fetch one file from the first machine that has it undamaged."""
+        """Fetch the file `name` of the manifest from the first machine that has it undamaged; raise NotTransferred if
+        none has.
+        """
 
         def take(host: str, pieces: Iterator[bytes]) -> None:
             """Write the file as its bytes arrive."""
@@ -210,8 +212,8 @@ def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
 
 
 def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes], kind: Kind) -> None:
-    """Write a fetched file into the folder if its content matches the manifest; another checkpoint with the same folder
-    name is set aside.
+    """Write a fetched file of a checkpoint of this kind into the folder; raise an error if its content does not match
+    the manifest. Another checkpoint with the same folder name is set aside.
     """
     make_dir(folder)
     ReplicaFiles(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))

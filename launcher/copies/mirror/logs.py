@@ -21,10 +21,11 @@ _asked: set[Path] = set()  # who follows what a run writes here does not wait fo
 
 
 def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
-    """Copy what is new of the remote attempts' logs and metrics by one call of `bring`; once the run has ended and
-    everything is here, mark the attempts and do nothing any more.
+    """Copy what is new of the remote attempts' logs and metrics by one call of `bring`, which takes these attempts and
+    returns the errors by machine.
 
-    `theirs` tells whether an attempt's ranks wrote on other machines.
+    Once the run has ended and everything is here, mark the attempts, for which later calls do nothing. `theirs` tells
+    whether an attempt's ranks wrote on other machines.
     """
     every = attempts(run)
     there = [attempt for attempt in every if theirs(attempt)]

@@ -36,8 +36,8 @@ def keep_end(attempt: AttemptDir, end: AttemptEnd | None) -> None:
 
 
 def keep_state(run: RunDir, attempt: AttemptDir, last: RunState) -> None:
-    """Write the coordinator's newest state `last`, with the run's and the cluster's names on this machine and with our
-    own exit code.
+    """Write the coordinator's newest state `last`, with the names that run and cluster have on this machine, and an
+    exit code as this machine's `launch wait` returns it.
     """
     ours = plan_as(run, attempt.number, _OurPlan)
     named = {"run": ours.run_id, "name": ours.name, "cluster": ours.cluster, "submitted_at": ours.submitted_at}
@@ -46,7 +46,7 @@ def keep_state(run: RunDir, attempt: AttemptDir, last: RunState) -> None:
 
 
 def renew(path: Path, record: T | None, kind: type[T]) -> None:
-    """Write a record, unless it is None or the file has the same content already."""
+    """Write a record of type `kind`, unless it is None or the file has the same content already."""
     try:
         known = read_record(path, kind)
     except Damaged:

@@ -48,7 +48,9 @@ def next_attempts_of_roles(run: RunDir) -> dict[RunId, int]:
 
 
 def keep_roles(run: RunDir, attempt: AttemptDir, reports: Sequence[RoleReport], kind: str) -> None:
-    """Write the reports into the run's folder, for roles that our own plan has; `kind` is the kind of their cluster."""
+    """Write the reports into the run's folder, for roles that the plan on this machine has; `kind` is the kind of their
+    cluster.
+    """
     plans = {Path(plan.run_dir).name: plan for plan in read_plan(run, attempt.number).roles} if reports else {}
     for one in reports:
         if (plan := plans.get(one.name)) is None:

@@ -65,10 +65,10 @@ def parts_of(found: Iterable[Tail]) -> tuple[Part, ...]:
 def grown(
     root: Path, folders: Sequence[str], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return (pieces with what the files below the folders have beyond `known`, whether there is more than one answer
-    may hold).
+    """Return (pieces with what the files below the folders of `root` have beyond `known`, whether there is more than
+    one answer may hold by the limits).
 
-    `known` is the number of bytes of each file that the other side has.
+    `known` is the number of bytes of each file, by name, that the receiver has.
     """
     return grown_of(root, _files(root, folders), known, limits)
 
@@ -76,8 +76,10 @@ def grown(
 def grown_of(
     root: Path, files: Iterable[Path], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return (pieces with what these files have beyond `known`, whether there is more than one answer may hold by the
-    limits).
+    """Return (pieces with what these files below `root` have beyond `known`, whether there is more than one answer may
+    hold by the limits).
+
+    `known` is the number of bytes of each file, by name, that the receiver has.
     """
     found: list[Tail] = []
     left = limits.answer_bytes
@@ -111,7 +113,9 @@ def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
 
 
 def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
-    """Append a piece to the copy of its file here; raise LaunchError if its name is not below one of the folders."""
+    """Append a piece to the copy of its file below `root`; raise LaunchError if its name is not below one of the
+    folders.
+    """
     steps = tail.name.split("/")
     if {"", ".", ".."} & set(steps) or not any(f"{tail.name}/".startswith(f"{folder}/") for folder in folders):
         raise LaunchError(f"{tail.name[:100]!r} is no file that was asked for")
@@ -131,10 +135,11 @@ def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
 def bring(
     root: Path, folders: Sequence[str], known: Mapping[str, int], ask: Ask, who: str, limits: Limits = LIMITS
 ) -> None:
-    """Copy everything below the folders that `who` has beyond `known` to below `root`, by repeated calls of `ask`.
+    """Copy everything below the folders that the machine `who` has beyond `known` to below `root`, by repeated calls of
+    `ask`.
 
-    `ask` takes the known sizes and returns (pieces, whether there is more). Raise LaunchError for bytes that were not
-    requested, and for more than the limits.
+    `known` is the number of bytes of each file, by name, that are here. `ask` takes these and returns (pieces, whether
+    there is more). Raise LaunchError for bytes that were not requested, and for more than the limits.
     """
     mine, left = dict(known), limits.at_once_bytes
     for _ in range(_MOST_ANSWERS):

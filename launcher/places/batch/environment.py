@@ -55,11 +55,11 @@ def save(file: Path, environ: Mapping[str, str]) -> None:
     """Write the environment to a file that only the user can read, without variables that belong to a job in which this
     process runs.
     """
-    kept = {name: value for name, value in cleaned(environ).items() if not _of_another_job(name)}
+    kept = {name: value for name, value in cleaned(environ).items() if not _belongs_to_a_job(name)}
     write_bytes(file, json.dumps(kept).encode())
 
 
-def _of_another_job(name: str) -> bool:
+def _belongs_to_a_job(name: str) -> bool:
     """Return whether the variable belongs to a job in which this process runs."""
     return name in _ANOTHER_JOBS or name.startswith(_ANOTHER_JOBS_PREFIXES)
 

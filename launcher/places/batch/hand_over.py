@@ -56,7 +56,7 @@ def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) ->
             return
         made = known or _Known(_submit(queue, handover, lock), handover.intent.submit_token)
         handles = {
-            attempt: Handle(queue.kind, job_id=_name(queue, handover, made.id, index), submit_token=made.submit_token)
+            attempt: Handle(queue.kind, job_id=_job_id(queue, handover, made.id, index), submit_token=made.submit_token)
             for index, attempt in missing
         }
         # Jobs that have started already have written their own.
@@ -79,7 +79,7 @@ def _folder(handover: Handover) -> Path:
     return handover.path if handover.intent.batch else handover.members[0][0].path
 
 
-def _name(queue: BatchSystem, handover: Handover, made: str, index: int) -> str:
+def _job_id(queue: BatchSystem, handover: Handover, made: str, index: int) -> str:
     """Return the job id for the run with this index: `made`, the submitted job's id, or for an array that of the
     element.
     """

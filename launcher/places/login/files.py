@@ -125,9 +125,9 @@ def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
     """
     mark = f".a{remote.first:04d}.jsonl" if remote.first > 1 else ".jsonl"
     known = {
-        name.removesuffix(mark) + ".jsonl" if _is_of_metrics(name) else name: size
+        name.removesuffix(mark) + ".jsonl" if _is_metrics_file(name) else name: size
         for name, size in here.items()
-        if not _is_of_metrics(name) or name.endswith(mark)
+        if not _is_metrics_file(name) or name.endswith(mark)
     }
     folders = logs.folders_of(remote.run)
     passed_over = _passed_over.setdefault((remote.run.path, remote.address, remote.there), {})
@@ -141,32 +141,32 @@ def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
                     f"{remote.address}: {tail.name[:100]!r} from byte {tail.at} on: this was not requested"
                 )
             brought = brought or bool(tail.content) or tail.name not in known
-            if not tail.is_plainly_named or not _is_of(remote, tail.name):
+            if not tail.is_plainly_named or not _is_log_of(remote, tail.name):
                 if not passed_over:
                     news.say(f"{remote.address}: passed over what cannot be a log of the run: {tail.name[:100]!r}")
                 known[tail.name] = passed_over[tail.name] = logs.ALL
                 continue
             known[tail.name] = tail.at + len(tail.content)
-            name = tail.name.removesuffix(".jsonl") + mark if _is_of_metrics(tail.name) else tail.name
+            name = tail.name.removesuffix(".jsonl") + mark if _is_metrics_file(tail.name) else tail.name
             tails.put(remote.run.path, folders, tail._replace(name=name))
         if not answer.more or not brought:
             return
     raise Unreachable(f"{remote.address}: there is more of the run's logs than comes at once", "hint: again")
 
 
-def _is_of(remote: RemoteRun, name: str) -> bool:
+def _is_log_of(remote: RemoteRun, name: str) -> bool:
     """Return whether a log belongs to attempts that ran on that login node; others are not accepted from it.
 
     Roles other than the main one number their attempts by themselves, so any attempt of theirs is accepted.
     """
-    if _is_of_metrics(name):
+    if _is_metrics_file(name):
         return True
     above = name.split("/")
     found = parse_log_folder(above[-2])
     return found is not None and (above[0] == remote.run.roles.name or found[0] >= remote.first)
 
 
-def _is_of_metrics(name: str) -> bool:
+def _is_metrics_file(name: str) -> bool:
     """Return whether the file is one of metrics, of the run or one of its roles, rather than a log."""
     return _METRICS.match(name) is not None
 

@@ -30,21 +30,21 @@ def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = Non
         return None
     owner = owner_of(queue, run, attempt, job)
     if owner != job:
-        return _leave(f"attempt {attempt.number} is job {owner}'s, not ours ({job})")
+        return _report_nothing_to_do(f"attempt {attempt.number} is job {owner}'s, not ours ({job})")
     end = read_record(attempt.end, AttemptEnd)
     if end is not None and end.state.ended:
         settle(run, attempt, end, readable(run.plan, Plan))
-        return _leave(f"the run has ended: {end.message or end.state}")
+        return _report_nothing_to_do(f"the run has ended: {end.message or end.state}")
     if is_cancelled(attempt):
         if end is None:
             cancel(run, attempt)
-        return _leave("the run was cancelled")
+        return _report_nothing_to_do("the run was cancelled")
     if end is None and not attempt.started.exists() and _take(queue, attempt, job, submit_token_of(attempt)):
         return attempt
     if end is None:  # an earlier start of this job, or batch process of this start, which wrote no end
         end = _end_previous_attempt(queue, run, attempt, killed_by)
     if end.state is not State.QUEUED:
-        return _leave(end.message)
+        return _report_nothing_to_do(end.message)
     return next_attempt(queue, run, attempt, end.cause, job)
 
 
@@ -58,11 +58,11 @@ def next_attempt(
     try:
         attempt, _ = new_attempt(run, plan.cluster, "requeue", cause, kind=queue.kind, after=before.number)
     except Refused as later:
-        return _leave(str(later.lines[0]))
+        return _report_nothing_to_do(str(later.lines[0]))
     return (
         attempt
         if _take(queue, attempt, job, submit_token_of(before))
-        else _leave(f"attempt {attempt.number} was started by another process")
+        else _report_nothing_to_do(f"attempt {attempt.number} was started by another process")
     )
 
 
@@ -101,7 +101,7 @@ def _take(queue: BatchSystem, attempt: AttemptDir, job: str, submit_token: str) 
     return True
 
 
-def _leave(why: str) -> AttemptDir | None:
+def _report_nothing_to_do(why: str) -> AttemptDir | None:
     """Print why this start of the job has nothing to do, and return None."""
     print(f"nothing to do: {why}", file=sys.stderr)
     return None

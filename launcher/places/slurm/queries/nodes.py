@@ -195,7 +195,7 @@ def partition_nodes(partition: str | None = None) -> list[str]:
     """Return the sinfo command for every node of a partition, or of all. For an unknown partition it shows none, and no
     error.
     """
-    return ["sinfo", "--noheader", "--Node", *_of(partition), f"--format={FIELD.join(_NODE_FORMAT)}{ROW}"]
+    return ["sinfo", "--noheader", "--Node", *_partition_option(partition), f"--format={FIELD.join(_NODE_FORMAT)}{ROW}"]
 
 
 def read_partition_nodes(text: str) -> list[Node]:
@@ -218,7 +218,7 @@ def read_partition_nodes(text: str) -> list[Node]:
 
 def partitions(partition: str | None = None) -> list[str]:
     """Return the sinfo command for the limits of a partition, or of all."""
-    return ["sinfo", "--noheader", *_of(partition), f"--format={FIELD.join(_PARTITION_FORMAT)}{ROW}"]
+    return ["sinfo", "--noheader", *_partition_option(partition), f"--format={FIELD.join(_PARTITION_FORMAT)}{ROW}"]
 
 
 def read_partitions(text: str) -> list[Partition]:
@@ -277,6 +277,6 @@ def _operand(text: str) -> str:
     return text
 
 
-def _of(partition: str | None) -> list[str]:
+def _partition_option(partition: str | None) -> list[str]:
     """Return sinfo's option for the partition, or an empty list for None."""
     return [] if partition is None else [f"--partition={partition}"]
