@@ -273,7 +273,9 @@ def _is_synchronised() -> bool:
 
 
 def _is_killed_at_logout(user: str) -> bool:
-    """Return whether systemd-logind ends the user's processes when the user logs out, by its configuration files."""
+    """Return whether systemd-logind ends the user's processes when the user logs out, by the settings that loginctl
+    shows; False if this process belongs to no login session.
+    """
     try:
         in_a_session = re.search(r"/session-[^/]+\.scope", Path("/proc/self/cgroup").read_text())
         if not in_a_session or shutil.which(_LOGINCTL[0]) is None:

@@ -105,7 +105,7 @@ def entry(name: str, file: Path | None = None) -> ClusterEntry:
 
 
 def section_of(name: str) -> Section:
-    """Return the options that a spec has under the name of this kind of cluster."""
+    """Return the options that a spec has in the section `name`, which is the name of a kind of cluster."""
     return OPTIONS_OF.get(name) or plugin_sections()[name]
 
 
@@ -193,7 +193,9 @@ def as_reached_now(place: ClusterEntry) -> ClusterEntry:
 
 
 def _own_options(place: ClusterEntry, section: Section) -> Any:
-    """Return the options of the cluster's entry as a spec would have them under its kind's name."""
+    """Return the options of the cluster's entry as a spec would have them under its kind's name, decoded by
+    `section`.
+    """
     own = ((path.removeprefix(f"{place.kind}."), text) for path, text in place.defaults if path.startswith(place.kind))
     root = read_tree("".join(f"{option}: {text}\n" for option, text in own)).root
     return section.parse(root) if root is not None else section.model()
@@ -202,10 +204,11 @@ def _own_options(place: ClusterEntry, section: Section) -> Any:
 def with_defaults(
     defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str], job: Section | None = None
 ) -> tuple[str, ...]:
-    """Return the overrides, and after them a cluster's defaults for all options that neither the overrides nor the spec
-    sets.
+    """Return the overrides, and after them a cluster's defaults for all options that neither the overrides nor the file
+    `spec` sets.
 
-    `job` is the schema of the spec, None for the usual one.
+    If the spec cannot be read or the overrides are wrong, only the overrides are returned. `job` is the schema of the
+    spec, None for the usual one.
     """
     from launcher.spec import overrides as command_line  # late: who completes names of clusters does without
     from launcher.spec.fields import JOB  # late: likewise
@@ -230,7 +233,7 @@ def _is_set(root: Mapping, path: str) -> bool:
 
 
 def _hint_for_unknown(name: str, known: list[str]) -> str:
-    """Return a hint for an unknown name: the known name that is most similar, or all known names."""
+    """Return a hint for the unknown name: the one of the `known` names that is most similar, or all of them."""
     near = difflib.get_close_matches(name[:100], known, n=1)
     if near:
         return f"did you mean {near[0]}?"
@@ -295,8 +298,8 @@ class _ClusterName(Leaf, frozen=True):
 
 
 class _Defaults(Struct, frozen=True):
-    """The type of an entry's `defaults`: options of one section of the spec, checked as in a spec and kept as
-    overrides.
+    """The type of an entry's `defaults`: options of one section of the spec (`section`, under the name `key`), checked
+    as in a spec and kept as overrides.
     """
 
     section: Section
@@ -376,8 +379,8 @@ def _ours_with_entries() -> list[str]:
 
 
 def _pool(kind: str, said: Mapping) -> ClusterEntry:
-    """Return the entry of a pool of hosts: its options are those of a spec under the kind's name. `said` is the mapping
-    in the file.
+    """Return the entry of a pool of hosts of this kind, whose mapping in the file is `said`: its options are those of a
+    spec under the kind's name.
     """
     if OPTIONS_OF[kind] is SSH and isinstance(hosts := said.find("hosts"), Entry) and isinstance(hosts.value, Mapping):
         return _pool_by_command(kind, said, hosts.value)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CancelReport:
-    """The result of a cancel: a line of text for each thing that was ended.
+    """The result of a cancel: `ended` has a line of text for each thing that was ended.
 
     `already` is True if nothing was left to end; `cut_off` has a line for each machine that does not answer, where
     processes may still run.
@@ -67,7 +67,8 @@ class HostNow:
 
 @dataclass(frozen=True, slots=True)
 class KeptRemote:
-    """The files of runs that a machine (`where`) keeps: bytes of each run, and of code that no other run needs.
+    """The files of runs that the machine `where` keeps: bytes of each run, and in `code` bytes of frozen code that no
+    other run needs.
 
     Runs in `live` have processes, so that nothing of theirs may be deleted; `silent` says why the machine could not be
     asked.
@@ -142,7 +143,7 @@ class Place(ABC):
     @abstractmethod
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
         """Return the cluster's answer about each attempt, or None for one of which it knows no more than the run's
-        folder and processes show.
+        folder and the processes on this machine show.
 
         Nothing is started, ended or changed.
         """
@@ -160,7 +161,8 @@ class Place(ABC):
     def prepare(self, plan: "Plan") -> PreparedStart:
         """Prepare the next attempt of the run in `plan.run_dir` and return the object that starts it.
 
-        Neither the folder nor the code need exist yet. By default nothing is prepared.
+        Neither the folder nor the code need exist yet. By default nothing is prepared, and the object only calls
+        `start`.
         """
         return StartLater(self, plan)
 
@@ -225,10 +227,10 @@ class Place(ABC):
         raise self.not_supported("giving up hosts", "hint: only a pool needs it; cancel without --gone")
 
     def discover(self, ref: str) -> Path | None:
-        """Create a folder here for a run that the user submitted from another machine; `ref` is its id or a unique
-        beginning of it.
+        """Create a folder on this machine for a run that the user submitted from another machine; `ref` is its id or a
+        unique beginning of it.
 
-        Return the folder, or None if there is no such run.
+        Return the folder, or None if there is no such run, as by default.
         """
         return None
 
@@ -251,7 +253,9 @@ class Place(ABC):
     # -- files, where `remote`: by default they are all in the run's folder
 
     def bring_logs(self, run: RunDir) -> None:
-        """Copy the logs and metrics that ranks have written so far into the run's folder here."""
+        """Copy the logs and metrics that ranks have written so far on other machines into the run's folder on this one;
+        by default nothing is copied.
+        """
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
         """Copy logs, metrics and a checkpoint (`newest`, `none`, or a step) to this machine; return a line of text
@@ -263,14 +267,14 @@ class Place(ABC):
         """Copy the newest checkpoint and the logs to this machine, because the run is to continue somewhere else."""
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Copy the files that ranks wrote beside their code below `draft`; return one folder for each machine. `frozen`
-        are the names of the code's own files.
+        """Copy the files that ranks wrote on other machines beside their code below `draft`; return one folder for each
+        machine, by default none. `frozen` are the names of the code's own files.
         """
         return []
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return which files each other machine keeps for the runs; with `remove`, delete them, except what a live run
-        needs.
+        """Return which files each other machine keeps for the runs, by default none; with `remove`, delete these files
+        as well, except what a live run needs.
         """
         return []
 

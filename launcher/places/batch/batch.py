@@ -80,7 +80,9 @@ def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
 
 
 def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
-    """Return the command that a job runs once on every node but the first."""
+    """Return the command that a job of this kind of batch system runs once on every node but the first, which starts
+    the node's agent.
+    """
     return [sys.executable, "-P", "-m", "launcher.programs", "on-node", kind, plan.run_dir, str(attempt.number)]
 
 
@@ -94,7 +96,7 @@ def nodes_asked(plan: "Plan", each: int = 1) -> str:
 
 def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
     """Return how many seconds before its time limit a run is warned: `wanted_s`, but at most half of the limit (None
-    for no limit).
+    for no limit), and never less than a fixed minimum.
     """
     return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
 
@@ -231,8 +233,8 @@ class BatchSystem(ABC):
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         """Submit the script once and return the job's id; raise NotStarted if the job is refused.
 
-        The submitting command inherits `lock`, the descriptor of a lock file, so that the lock is held as long as it
-        lives. By default the job reads its environment from a file.
+        The submitting command gets the variables `environ`, and inherits `lock`, the descriptor of a lock file, so that
+        the lock is held as long as it lives. By default the job reads its environment from a file.
         """
         given = environment.beside(script, environ)
         words, stdin = ([], script.read_text()) if self.reads_stdin else ([str(script)], None)
@@ -428,8 +430,8 @@ def directives(sign: str, options: Mapping[str, str | None]) -> list[str]:
 
 
 def output_file(where: Path, name: str) -> str:
-    """Return the path for the batch process's output before it has a log, or /dev/null if batch systems may misread the
-    folder's path.
+    """Return the path in the folder `where`, with the name `name`, for the batch process's output before it has a log,
+    or /dev/null if batch systems may misread the folder's path.
     """
     return f"{where}/{name}" if _PLAIN_PATH.fullmatch(str(where)) else os.devnull
 
@@ -456,9 +458,10 @@ def in_plain_words(message: str, table: Iterable[tuple[re.Pattern[str], str]], c
 
 
 def script_of(kind: str, directives: Iterable[str], where: Path, limit_s: float | None, warn_s: float) -> str:
-    """Return a batch script with these directives, whose job reads its environment from a file.
+    """Return a batch script with these directives, whose job reads its environment from a file; `where` is the run's
+    folder, or the folder that lists an array's runs.
 
-    A timer in the job sends it a warning `warn_s` before its time limit, if there is one.
+    A timer in the job sends it a warning `warn_s` before its time limit `limit_s` (None for no limit).
     """
     words = shlex.join(environment.environment_prefix(None if limit_s is None else limit_s - warn_s))
     supervisor = batch_command(kind, where).removeprefix("exec ")

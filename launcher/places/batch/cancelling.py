@@ -167,8 +167,8 @@ class Cancelling:
         return next(((job, submit_token) for job in named for submit_token in job.submit_tokens), (None, ""))
 
     def _refuse_to_guess(self, jobs: Sequence[QueuedJob], intent: Intent | None) -> None:
-        """Raise Unreachable if one of these elements of an array may be this run's and no record says to which run it
-        belongs. `intent` is the attempt's, None if it cannot be read.
+        """Raise Unreachable if one of `jobs`, elements of an array, may be this run's and no record says to which run
+        it belongs. `intent` is the attempt's, None if it cannot be read.
         """
         known = _arrays_known(self._run)
         doubtful = [

@@ -74,7 +74,7 @@ class BatchDoctor(ABC):
         return self.trial(chosen, min(request.nodes or 2, len(hosts))) if hosts else None
 
     def trial(self, chosen: Mapping[str, str], nodes: int) -> TrialJobs:
-        """Return how to submit trial jobs of `nodes` nodes."""
+        """Return how to submit trial jobs of `nodes` nodes, with the options `chosen`."""
         system = self.words.queue()
         nodes = min(nodes, self.most_nodes(chosen) or nodes)
         program = _BY_STDIN if self.by_stdin else _BY_WORDS

@@ -65,8 +65,8 @@ def _belongs_to_a_job(name: str) -> bool:
 
 
 def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
-    """Return words that no shell would split and that make `host` run the command with the environment saved in
-    `file`.
+    """Return words that no shell would split and that make the host `host` run the command with the environment saved
+    in `file`.
     """
     return (*WITH_IT, "--packed", json.dumps([file, host, *command]).encode().hex())
 

@@ -104,7 +104,7 @@ def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
 
 
 def submit_token_on(job: QueuedJob, run: RunDir) -> str:
-    """Return the one of the run's submit tokens that the job shows, or "" if it is another run's job."""
+    """Return which of the run's submit tokens the job shows, or "" if it shows none of them and is another run's."""
     index = job.element[1] if job.element is not None else None
     return next(
         (

@@ -37,8 +37,8 @@ def look(queue: BatchSystem, attempts: Asked) -> Answers:
 
 
 def of_each(attempts: Asked, say: Callable[[Asked], Answers]) -> Answers:
-    """Return the answer about each attempt that `say` gives for those with readable records; one with damaged records
-    gets an answer with the error.
+    """Return an answer about each attempt: by one call of `say` for those with readable records, and the last recorded
+    one with the error for one whose records are damaged.
     """
     words: dict[AttemptDir, ClusterAnswer | None] = {}
     for run, attempt in attempts:
@@ -103,7 +103,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
 def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterAnswer]:
     """Return answers about attempts whose job is not certainly shown: the job is on another cluster, in the accounting,
-    gone, or shown without a token.
+    gone, or shown without a token. `now` is the current time.
     """
     here = ThisCluster(queue)
     try:

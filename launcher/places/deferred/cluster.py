@@ -51,7 +51,7 @@ class DeferredCluster(Place):
         """Return None, because nothing is submitted to a cluster yet."""
 
     def prepare(self, plan: Plan) -> StandbySupervisor:
-        """Start the process that will wait for the run, which is told the attempt later, and return it."""
+        """Start the process that will wait for the run, and that gets the attempt's number later, and return it."""
         return StandbySupervisor(_DEFERRED_START, Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:

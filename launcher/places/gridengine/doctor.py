@@ -44,7 +44,9 @@ class GridEngineDoctor(BatchDoctor):
         return None if self._usable(chosen) else 1
 
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
-        """Return the qsub command that reads the trial's script from stdin."""
+        """Return the qsub command that reads the script of a trial of `nodes` nodes and `limit_minutes` from stdin,
+        with the options `chosen`.
+        """
         argv = ["qsub", "-terse", "-S", "/bin/sh", "-N", "launch-doctor", "-o", "/dev/null", "-j", "y", "-r", "y"]
         argv += ["-v", "PATH", "-l", f"h_rt={60 * limit_minutes}"]
         for name, slots in list(self._usable(chosen).items())[:1]:

@@ -93,7 +93,9 @@ class GridEngineSystem(BatchSystem):
         return named
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
-        """Return the whole batch script for qsub."""
+        """Return the whole batch script for qsub, with the submit token; its early output goes to `where`, the folder
+        of the run, and hosts in `avoid` are excluded.
+        """
         rule, follows = rule_of(plan.spec.gridengine.pe), jobs_to_follow(plan.awaited)
         return script_of(plan, submit_token, where, avoid, rule, follows)
 
@@ -128,12 +130,15 @@ class GridEngineSystem(BatchSystem):
         return [job for job in read_jobs(listed, details) if job.id in wanted]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
-        """Return the accounting's records of ended jobs, by qacct."""
+        """Return the accounting's records of those of the jobs `ids` that have ended, by qacct; records older than
+        `since` (Unix time) are left out.
+        """
         found = (read_account(ask(["qacct", "-j", name]).out, since) for name in ids)
         return [job for job in found if job is not None]
 
     def requeue(self, job: str) -> str:
-        """Return why the job should not be requeued by exiting with its code, or "".
+        """Return why the job should not be requeued by exiting with its code, or "" if it may be. Nothing is requested
+        of the scheduler.
 
         A job on several hosts is followed by a new job where that is possible: Grid Engine keeps the old one off the
         other hosts that it had, and does not see a process of it that is left on one of them.
@@ -181,8 +186,8 @@ Follows = Sequence[tuple[AwaitedRun, str]]
 def script_of(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], rule: str | None, follows: Follows = ()
 ) -> str:
-    """Return the script for qsub; `rule` is the parallel environment's allocation rule, and `follows` are (run, job)
-    pairs to wait for.
+    """Return the script for qsub, with the submit token, for the run in the folder `where`; hosts in `avoid` are
+    excluded, `rule` is the parallel environment's allocation rule, and `follows` are (run, job) pairs to wait for.
     """
     chosen = options(plan, submit_token, where, avoid, rule)
     if follows:
@@ -195,8 +200,9 @@ def script_of(
 def options(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], rule: str | None
 ) -> dict[str, str | None]:
-    """Return the options of qsub without their dash, None for one that is not set; `rule` is the parallel environment's
-    allocation rule.
+    """Return the options of qsub without their dash, None for one that is not set, for the run in the folder `where`.
+
+    Hosts in `avoid` are excluded, and `rule` is the parallel environment's allocation rule.
     """
     own, queue, at, limit_s = plan.spec.gridengine, plan.spec.queue, plan.starts_at, plan.spec.resources.time_s
     hosts = dict.fromkeys((*own.exclude, *avoid))
@@ -231,8 +237,8 @@ def _slots_of_a_host(plan: Plan, rule: str | None) -> int:
 
 
 def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
-    """Return the request for GPUs, which is divided by the slots per host because Grid Engine counts resources per
-    slot.
+    """Return the request for GPUs, which is divided by the slots per host (by the allocation rule `rule`) because Grid
+    Engine counts resources per slot.
     """
     gpus, slots = plan.gpus_per_node, _slots_of_a_host(plan, rule)
     if gpus % slots:
@@ -243,7 +249,7 @@ def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
 
 def check_rule(pe: str | None, rule: str | None, nodes: int) -> None:
     """Raise BadInput if the parallel environment `pe`, by its allocation rule (None if it does not exist), gives a job
-    no fixed number of hosts.
+    of `nodes` nodes no fixed number of hosts.
     """
     why = ""
     if pe is None:
@@ -353,7 +359,7 @@ def read_hosts(text: str, gpu: str = "gpu") -> list[ExecHost]:
 
 
 def _host(host: ET.Element, gpu: str) -> ExecHost:
-    """Return the host in its XML element."""
+    """Return the host in its XML element; `gpu` is the resource name for GPUs."""
     values = {one.get("name"): one.text or "" for one in host.iter("hostvalue")}
     free = {one.get("name"): number(one.text or "") for one in host.iter("resourcevalue")}.get(gpu)
     queues, cpus = frozenset(one.get("name") or "" for one in host.iter("queue")), number(values.get("num_proc", "-"))

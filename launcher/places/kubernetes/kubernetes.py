@@ -85,11 +85,15 @@ class KubernetesSystem(BatchSystem):
     leaves_with: int | None = _AGAIN
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - a cordoned node is avoided by Kubernetes
-        """Return the JobSet's manifest as JSON."""
+        """Return the JobSet's manifest as JSON, with the submit token, for the run in the folder `where`. Kubernetes
+        itself avoids nodes, so that `avoid` is not used.
+        """
         return json.dumps(job_set(plan, submit_token, where), indent=2) + "\n"
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
-        """Submit the manifest and return the JobSet's name; Kubernetes refuses a second one with that name."""
+        """Submit the manifest in the file `script` and return the JobSet's name; Kubernetes refuses a second one with
+        that name. kubectl gets the variables `environ`, and inherits the descriptor `lock` of a lock file.
+        """
         argv, text = ["kubectl", "create", "-f", "-", "-o", "name"], script.read_text()
         answer = ask(argv, limit_s=SUBMIT_S, environ=environ, stdin=text, pass_fds=[lock])
         if answer.code != 0:
@@ -143,7 +147,9 @@ class KubernetesSystem(BatchSystem):
         return [agent_process(plan, attempt, 0)]
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - Kueue's queues have quotas, not nodes
-        """Return the nodes, or a single one of unknown size if the user may not list nodes."""
+        """Return the nodes, or a single one of unknown size if the user may not list nodes; `gpu` is the resource name
+        for GPUs, and `queue` is not used.
+        """
         answer = ask(["kubectl", "get", "nodes", "-o", "json"], limit_s=limit_s)
         return [ExecHost("any", 1)] if answer.code != 0 else read_nodes(answer.out, gpu)
 
@@ -294,7 +300,7 @@ def _true_conditions(one: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_nodes(text: str, gpu: str) -> list[ExecHost]:
-    """Return the nodes of `kubectl get nodes -o json`."""
+    """Return the nodes of `kubectl get nodes -o json`; `gpu` is the resource name for GPUs."""
     return [_node(one, gpu) for one in _listed(read_json(CALLED, text).get("items")) if _at(one, "metadata", "name")]
 
 

@@ -49,7 +49,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 class OtherPod:
-    """A pod other than the first. As process 1 of its container it has to handle signals itself."""
+    """A pod other than the first, as the process in it sees it. As process 1 of its container it has to handle signals
+    itself.
+    """
 
     def __init__(self, run: RunDir, folder: Path, index: int) -> None:
         self._run, self._folder, self._index = run, folder, index

@@ -77,8 +77,8 @@ class LocalCluster(Place):
         """Return None, because no text is passed to a batch system."""
 
     def warm_up(self, plan: Plan, folder: Path) -> bool:
-        """Start a zygote for this and similar runs of this process to share. Return False while its imports are under
-        way, as it pays to wait for them; else True.
+        """Start a zygote for this and similar runs of this process to share; `folder` has their `code/`. Return False
+        while its imports are under way, as it pays to wait for them; else True.
         """
         return warm_up(plan, folder)
 
@@ -129,7 +129,7 @@ def end_here(
     run: RunDir, attempt: AttemptDir, plan: Plan | None, *, last_word: bool = True, alone: bool = False
 ) -> CancelReport:
     """Ask the run's supervisors on this machine to stop, wait for the grace period, then kill every process that is
-    provably of this run; return the report.
+    provably of this run; return the report. Raise LaunchError if one survives that.
 
     `plan` is None if it cannot be read. With `last_word`, write the end record "cancelled" if the attempt has none;
     with `alone`, mark it as written by a machine that did not lead the attempt.

@@ -92,8 +92,8 @@ class LocalSupervisor(Strategy):
         return end
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Open the next attempt after the delay in `end` and return it; return None if the run has ended, or a stop is
-        requested during the delay.
+        """Open the next attempt after the delay in `end` and return it. Return None if a stop is requested during the
+        delay, or another process has the next attempt.
         """
         self._wakeup.wait(end.delay_s)
         self._before = attempt
@@ -111,7 +111,7 @@ class _StopAsked(Exception):
 
 def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) -> AttemptEnd | None:
     """Copy the run's code from the store, if the submitter left that to the supervisor. Return None, or the attempt's
-    end if the copy fails or is stopped.
+    end if the copy fails or is stopped by `stop`.
     """
     if run.code.is_dir():
         return None

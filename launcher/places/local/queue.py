@@ -73,7 +73,7 @@ class TurnHere:
         return ""
 
     def _with(self, devices: tuple[str, ...]) -> Plan:
-        """Return the plan with the GPUs `devices`. If it differs from the attempt's plan, it is written for this and
+        """Return the attempt's plan with the GPUs `devices`. If it differs from that plan, it is written for this and
         later attempts.
         """
         if not devices or (devices == self._machine.gpus and all(node.gpus is None for node in self._plan.nodes)):

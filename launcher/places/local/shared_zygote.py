@@ -87,8 +87,9 @@ class SharedZygote:
     def start_supervisor(
         self, argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
     ) -> bool:
-        """Start a run's supervisor, with the command line `argv`, as a fork of the zygote. Return False if the zygote
-        did not start it.
+        """Start a run's supervisor as a fork of the zygote, with the command line `argv`, the variables `env`, its
+        errors written to the descriptor `stderr`, and the descriptors `fds`. Return False if the zygote did not start
+        it.
         """
         null = os.open(os.devnull, os.O_RDWR)
         words = {"argv": list(argv), "env": dict(env), "run_dir": str(run_dir), "fds": [0, 1, 2, *fds]}
@@ -138,7 +139,7 @@ class SharedZygote:
 
 
 def _environment(plan: Plan, folder: Path) -> dict[str, str]:
-    """Return the environment that the agents of this and similar runs have in common."""
+    """Return the environment that the agents of this and similar runs have in common; `folder` has their `code/`."""
     node, shared = plan.nodes[0], msgspec.structs.replace(plan, run_dir=str(folder))
     interface = interface_of(node.address) if node.address else None
     environment = node_environment(cleaned(os.environ), shared, node, 1, {}, None, interface)
@@ -161,8 +162,8 @@ _lending = _Lending()
 
 
 def warm_up(plan: Plan, folder: Path) -> bool:
-    """Start a zygote for this and similar runs of this process to share. Return False while its imports are under way,
-    as it pays to wait for them; else True.
+    """Start a zygote for this and similar runs of this process to share; `folder` has their `code/`. Return False while
+    its imports are under way, as it pays to wait for them; else True.
     """
     entry = plan.entry
     if _lending.hopeless or not entry.preload or plan.setup is not None or entry.kind == "command":

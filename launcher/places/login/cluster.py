@@ -167,7 +167,9 @@ class LoginCluster(Place):
         return [words.get(attempt.path) or self._answer_before_handover(attempt) for _, attempt in wholes]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Send attempts whose submitters were killed before they did so, to login nodes that answer."""
+        """Send attempts whose submitters were killed before they did so to their login nodes; those whose login node
+        does not answer stay unsent.
+        """
         left = {}
         for run, attempt in attempts:
             if run.whole != run:
@@ -241,7 +243,9 @@ class LoginCluster(Place):
         return files.fetch(run, checkpoint)
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Copy the files that ranks wrote beside their code below `draft`; return one folder for each login node."""
+        """Copy the files that ranks wrote beside their code below `draft`; return one folder for each login node.
+        `frozen` is not used, as the login node itself distinguishes outputs from code.
+        """
         return files.bring_outputs(run, draft, frozen)
 
     def bring_newest(self, run: RunDir) -> None:
@@ -298,7 +302,9 @@ def _answer_about(
     address: Address, run: RunDir, attempt: AttemptDir, there: str, answer: dict[str, RunNews] | LaunchError
 ) -> ClusterAnswer:
     """Return the login node's answer about an attempt in the form of any cluster, and write the records that came with
-    it. If there is no answer, return the last one with the reason.
+    it. If `answer` is an error, return the last answer with that as the reason.
+
+    `there` is the run's id on the login node at `address`.
     """
     if isinstance(answer, LaunchError):
         why = "; ".join(line.strip() for line in answer.lines if not line.startswith("hint:"))
@@ -326,7 +332,9 @@ def _mend(handover: Handover) -> None:
 
 
 def _named(address: Address, told: KeptRemote, names: Names) -> KeptRemote:
-    """Return the login node's answer about kept files with this machine's ids of the runs; other runs are left out."""
+    """Return `told`, the answer of the login node at `address` about kept files, with this machine's ids of the runs
+    (`names`, by the ids there); other runs are left out.
+    """
     return KeptRemote(
         f"{address.login}:{told.where[:_MOST_WHERE]}" if told.where else address.login,
         {names[run]: size for run, size in told.runs.items() if run in names},

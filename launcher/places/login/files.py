@@ -119,9 +119,10 @@ def _bring(run: RunDir) -> dict[str, LaunchError]:
 
 
 def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
-    """Copy new logs and metrics from one login node; `here` is the size of each file on this machine.
+    """Copy new logs and metrics from one login node; `here` has the size in bytes of each file on this machine.
 
-    If attempts on other machines may have metrics files of the same names, the attempt's number is added to the names.
+    If attempts on other machines may have metrics files of the same names, the attempt's number is added to the
+    names.
     """
     mark = f".a{remote.first:04d}.jsonl" if remote.first > 1 else ".jsonl"
     known = {
@@ -155,7 +156,8 @@ def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
 
 
 def _is_log_of(remote: RemoteRun, name: str) -> bool:
-    """Return whether a log belongs to attempts that ran on that login node; others are not accepted from it.
+    """Return whether a log of this name belongs to attempts that ran on that login node; other logs are not accepted
+    from it.
 
     Roles other than the main one number their attempts by themselves, so any attempt of theirs is accepted.
     """
@@ -286,7 +288,9 @@ class LoginDisk:
             at += len(piece)
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Send a checkpoint's file to the login node, for the run with the submit token."""
+        """Send the file `name` (`size` bytes, which `pieces` yields) of a checkpoint to the login node, for the run
+        with the submit token.
+        """
         at = 0
         for piece in pieces:
             at += len(piece)

@@ -147,7 +147,9 @@ def _settle(handover: Handover, outcome: Outcome) -> None:
 
 
 def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttempt | None:
-    """Return the request that resumes the run on the login node, or None if its previous attempt was not there."""
+    """Return the request that resumes the run on the login node at `address`, or None if the previous attempt of the
+    run was not there. `plan` is the plan of the new attempt.
+    """
     run, attempt = handover.members[0]
     after = attempt.number - 1
     before = run.attempt(after)
@@ -165,7 +167,9 @@ def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttem
 
 
 def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaunch, patience: _Patience) -> OpenRuns:
-    """Send the code of the runs, and return the request that creates and starts them on the login node."""
+    """Send the code of the runs over `line`, and return the request that creates and starts them on the login node at
+    `address`; `patience` has the time limits.
+    """
     first, attempt = handover.members[0]
     number = attempt.number
     code = list_frozen(first.code)
@@ -186,7 +190,9 @@ def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaun
 
 
 def _send_checkpoints(run: RunDir, address: Address, token: str) -> None:
-    """Send the newest checkpoint, from which the run continues there, if the run was on another machine before."""
+    """Send the newest checkpoint, from which the run continues on the login node, if the run was on another machine
+    before. `token` is the submit token of the attempt.
+    """
     before = holders_of(run)  # other login nodes
     there = Holders(before.home, {address.login: LoginDisk(address, run.id, token=token)}, {}, {})
 
@@ -199,14 +205,15 @@ def _send_checkpoints(run: RunDir, address: Address, token: str) -> None:
 
 
 def send_code(line: RemoteLaunch, code: CodeList, digest: str, folder: str, limit_s: float) -> None:
-    """Send the code, unless the login node has a tree with this digest."""
+    """Send the code to the login node's folder `folder`, within `limit_s`, unless that has a tree with this digest."""
     if not line.ask(Have(folder, digest), bool, timeout_s=limit_s):
         tree = Tree(folder, digest, entries(code))
         line.ask(tree, bool, contents=contents(code), timeout_s=limit_s)
 
 
 def remote_spec(plan: Plan, text: bytes, waits: tuple[str, ...]) -> RemoteSpec:
-    """Return the spec as the login node gets it, without the options about reaching that node.
+    """Return the spec as the login node gets it: the file's `text`, and the plan's options without those about reaching
+    that node.
 
     `waits` are overrides that say what the run waits for on that node.
     """

@@ -43,7 +43,9 @@ class AskHosts(msgspec.Struct, frozen=True, tag="hosts"):
 
 
 class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
-    """A question which of these conditions to wait for the cluster does not support. → list of Misfit"""
+    """A question which of these conditions to wait for, the options `queue` and runs on the login node (`to_follow`),
+    the cluster does not support. → list of Misfit
+    """
 
     on: str
     queue: QueueOptions

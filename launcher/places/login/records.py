@@ -38,9 +38,10 @@ def known_of(run: RunDir, attempt: AttemptDir, there: RunId) -> KnownRun:
 
 
 def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tuple[int, bytes]:
-    """Return (offset, text) of the complete lines of the history that are new to the other side, at most `most` bytes.
+    """Return (offset, text) of the complete lines of this machine's history that are new to a machine that has the
+    records in `known`, at most `most` bytes.
 
-    If its history is not the beginning of ours, the offset is 0 and all lines are sent.
+    If that machine's history is not the beginning of this one's, the offset is 0 and all lines are sent.
     """
     at = known.events if _tail(run.events, known.events) == known.tail else 0
     try:
@@ -87,8 +88,8 @@ def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
 
 
 def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str | None) -> None:
-    """Write the records of an attempt that the login node has opened, in its cluster's job `job`. The handle comes
-    first, because an attempt without one would seem to be unsent.
+    """Write the records of the attempt `known`, which the login node has opened as in `news`, in its cluster's job
+    `job` (None if it has none). The handle comes first, because an attempt without one would seem to be unsent.
     """
     here = run.attempt(news.number)
     handle = read_record(known.handle, Handle) or Handle(KIND)
@@ -144,8 +145,8 @@ def answer_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
 
 
 def _cluster_answer(news: RunNews, last: ClusterAnswer | None) -> ClusterAnswer:
-    """Return the login node's answer in the form of any cluster; if the state is unknown there, with the state's name
-    from the answer `last`.
+    """Return the login node's answer in the form of any cluster; if the login node does not know the state, with the
+    state's name and time from the answer `last` (None for none).
     """
     at = time.time()
     match news.state:

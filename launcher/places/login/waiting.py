@@ -42,10 +42,11 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
 
 
 def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
-    """Return the overrides of the spec by which the run on the login node waits as its plan here says.
+    """Return the overrides of the spec by which the run on the login node waits for what the plan on this machine
+    names; none if the spec has no such options.
 
     Raise Refused if a run to wait for is not on that login node. `again` means that the run starts there after having
-    waited elsewhere, so that the overrides are needed in any case.
+    waited elsewhere, so that the overrides are returned in any case.
     """
     if not again and plan.spec.queue == _USUAL and not any(word.startswith("queue.") for word in plan.overrides):
         return ()

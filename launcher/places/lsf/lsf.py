@@ -87,7 +87,9 @@ class LsfSystem(BatchSystem):
         return found[1] if found else ""
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
-        """Return the whole batch script for bsub."""
+        """Return the whole batch script for bsub, with the submit token; its early output goes to `where`, the folder
+        of the run or of an array, and hosts in `avoid` are excluded.
+        """
         follows = [job for _, job in jobs_to_follow(plan.awaited)]
         lines = directives("#BSUB", options(plan, submit_token, where, avoid, follows))
         return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))
@@ -121,7 +123,9 @@ class LsfSystem(BatchSystem):
         return JobStart(self.name_of(job, index - 1), index - 1) if index else JobStart(job, None)
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - LSF has one name for GPUs, and a queue's hosts may be groups of groups
-        """Return the hosts of the queue, or all, by bhosts."""
+        """Return all hosts, by bhosts; `queue` and `gpu` are not used, as a queue's hosts may be groups of groups, and
+        LSF has one name for GPUs.
+        """
         answers = (ask(["bhosts", "-o", fields, "-json"], limit_s=limit_s) for fields in _HOST_FIELDS)
         return read_hosts(next((answer.out for answer in answers if answer.code == 0), ""))
 
@@ -132,8 +136,8 @@ class LsfSystem(BatchSystem):
 def options(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], follows: Sequence[str]
 ) -> dict[str, str | None]:
-    """Return the options of bsub without their dash, None for one that is not set; `follows` are jobs to wait for,
-    however they end.
+    """Return the options of bsub without their dash, None for one that is not set, for the run or the array in the
+    folder `where`; hosts in `avoid` are excluded, and `follows` are jobs to wait for, however they end.
 
     The job itself checks afterwards how the runs ended. LSF fills a range of slots as it likes, so the largest number
     of nodes that the run may use is requested.
@@ -175,7 +179,7 @@ def _quoted(text: str) -> str:
 
 
 def read_jobs(text: str, now: float) -> list[QueuedJob]:
-    """Return the jobs in the output of `bjobs -json`, without those that LSF does not know.
+    """Return the jobs in the output of `bjobs -json`, without those that LSF does not know; `now` is the current time.
 
     Raise Unreachable if it is damaged, because a job left out would seem to have ended.
     """
@@ -191,7 +195,7 @@ def _records(text: str) -> list[Mapping[str, Any]]:
 
 
 def _job(one: Mapping[str, Any], now: float) -> QueuedJob:
-    """Return the job in a record of bjobs; `now` is the current time, from which the time of its limit is computed."""
+    """Return the job in a record of bjobs; `now` is the current time, to which the time left of its limit is added."""
     found = _JOB_ID.fullmatch(_text(one, "JOBID"))
     if found is None:
         raise Unreachable(

@@ -83,7 +83,9 @@ class PbsSystem(BatchSystem):
         return os.environ.get("PBS_SERVER") or known.get("PBS_SERVER", "")
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - PBS places jobs by what a host has, never by what it is not
-        """Return the whole batch script for qsub."""
+        """Return the whole batch script for qsub, with the submit token; its early output goes to `where`, the folder
+        of the run or of an array. PBS cannot avoid hosts, so that `avoid` is not used.
+        """
         lines = options(plan, submit_token, where, [job for _, job in jobs_to_follow(plan.awaited)])
         return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))
 
@@ -106,12 +108,14 @@ class PbsSystem(BatchSystem):
         return [job for job in self._shown(wanted, limit_s=limit_s) if named in ("", job.name)]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:  # noqa: ARG002 - ids are not given twice
-        """Return ended jobs, if the server keeps a history of jobs (job_history_enable)."""
+        """Return those of the jobs `ids` that have ended, if the server keeps a history of jobs (job_history_enable).
+        `since` is not used, as PBS gives no id twice.
+        """
         return [job for job in self._shown(ids, "-x") if job.phase is Phase.ENDED]
 
     def _shown(self, ids: Sequence[str], *more: str, limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return those of the jobs `ids` that PBS shows, by qstat with the options `more`. A job that has just ended
-        makes qstat fail, but it shows the others.
+        """Return those of the jobs `ids` that PBS shows, by qstat with the options `more`. One that has just ended
+        makes qstat fail, but is only left out of the result.
         """
         if not ids:
             return []
@@ -135,7 +139,7 @@ class PbsSystem(BatchSystem):
         return JobStart(os.environ[self.id_variable], int(index) if index else None)
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:
-        """Return the hosts of the queue, or all, by pbsnodes."""
+        """Return the hosts of the queue, or all if it is None, by pbsnodes; `gpu` is PBS's resource name for GPUs."""
         known = read_hosts(ask(["pbsnodes", "-a", "-F", "json"], limit_s=limit_s).out, gpu)
         return [host for host in known if queue is None or not host.queues or queue in host.queues]
 
@@ -144,7 +148,8 @@ class PbsSystem(BatchSystem):
 
 
 def options(plan: Plan, submit_token: SubmitToken, where: Path, follows: Sequence[str] = ()) -> list[str]:
-    """Return the directives of a batch script; `follows` are jobs to wait for, however they end.
+    """Return the directives of a batch script with the submit token, for the run or the array in the folder `where`;
+    `follows` are jobs to wait for, however they end.
 
     The job itself checks afterwards how the runs ended. PBS accepts no range of nodes, so the largest number that the
     run may use is requested.
@@ -240,7 +245,9 @@ def phase_of(state: str, *, ended_by_hand: bool = False) -> Phase:
 
 
 def read_hosts(text: str, gpu: str = "ngpus") -> list[ExecHost]:
-    """Return the hosts in the output of `pbsnodes -a -F json`, in which one host may be several virtual nodes."""
+    """Return the hosts in the output of `pbsnodes -a -F json`, in which one host may be several virtual nodes; `gpu` is
+    PBS's resource name for GPUs.
+    """
     told, found = read_json(CALLED, text).get("nodes", {}), dict[str, list[Mapping[str, Any]]]()
     for name, one in (told if isinstance(told, dict) else {}).items():
         if isinstance(one, dict):
@@ -249,7 +256,9 @@ def read_hosts(text: str, gpu: str = "ngpus") -> list[ExecHost]:
 
 
 def _host(name: str, nodes: Sequence[Mapping[str, Any]], gpu: str) -> ExecHost:
-    """Return a host, whose resources are the sums over its virtual nodes."""
+    """Return the host `name`, whose resources are the sums over its virtual nodes; `gpu` is PBS's resource name for
+    GPUs.
+    """
     there = [_inner(one, "resources_available") for one in nodes]
     taken = [_inner(one, "resources_assigned") for one in nodes]
     states = {word.strip() for one in nodes for word in _text(one, "state").split(",")}
@@ -270,13 +279,13 @@ def _host(name: str, nodes: Sequence[Mapping[str, Any]], gpu: str) -> ExecHost:
 
 
 def _inner(one: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a field that is an object, or an empty mapping if it is not one."""
+    """Return the field `name` of a record, which is an object, or an empty mapping if it is not one."""
     found = one.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _text(one: Mapping[str, Any], name: str) -> str:
-    """Return a field as text: PBS writes text that looks like a number as a JSON number."""
+    """Return the field `name` of a record as text: PBS writes text that looks like a number as a JSON number."""
     found = one.get(name)
     return str(found)[:10_000] if isinstance(found, str | int | float) else ""
 

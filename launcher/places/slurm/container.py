@@ -29,8 +29,8 @@ class Container(msgspec.Struct, frozen=True):
 
 
 def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Container | None:
-    """Return the container that the spec's `slurm.container` (`text`) describes, or None if it is not set; raise
-    ValueError if it is neither a command nor an image.
+    """Return how to start processes in the container that the spec's `slurm.container` (`text`) describes, or None if
+    it is not set; raise ValueError if it is neither a command nor an image.
 
     `mounts` are the paths to show inside it; `gpus` is True if the job has GPUs, which are then shown too.
     """

@@ -50,8 +50,8 @@ def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], c
 def partition_findings(
     partitions: Sequence[Partition], rules: Mapping[str, PartitionRules], nodes: Sequence[Node], wanted: str | None
 ) -> Iterable[Finding]:
-    """Yield a table of all partitions, and problems of the partitions in `wanted` (separated by commas) or, for None,
-    of Slurm's default.
+    """Yield a table of all partitions with their `rules` (by name) and nodes, and problems of the partitions in
+    `wanted` (separated by commas) or, for None, of Slurm's default.
     """
     yield ok("partitions", str(len(partitions)), _table(partitions, rules, nodes))
     known = {partition.name: partition for partition in partitions}
@@ -113,7 +113,9 @@ def _why(node: Node) -> str:
 def _table(
     partitions: Sequence[Partition], rules: Mapping[str, PartitionRules], nodes: Sequence[Node]
 ) -> Iterable[tuple[str, ...]]:
-    """Yield the rows of the table of partitions, head first."""
+    """Yield the rows of the table of partitions, head first, with each one's `rules` (by name) and the states of its
+    nodes.
+    """
     yield "PARTITION", "STATE", "IDLE", "NODES", "CPUS", "MEMORY", "GPUS", "TIME LIMIT", "PREEMPTED"
     for partition in partitions:
         own = [node for node in nodes if node.partition == partition.name]
@@ -150,8 +152,8 @@ def _preempted(rules: PartitionRules | None) -> str:
 
 
 def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
-    """Return the finding about when a job of one node could start. If `starts_at` is None, `words` is Slurm's reason
-    why it would be refused.
+    """Return the finding about when a job of one node could start: at `starts_at` (Unix time), while `now` is the
+    current time. If `starts_at` is None, `words` are Slurm's reason why it would refuse the job.
     """
     if starts_at is None:
         hint = "--partition, --account and --qos here, and those of slurm in a spec, ask for others"
@@ -197,8 +199,8 @@ def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
 
 
 def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None) -> Finding:
-    """Return the finding about accounting: `kept` is the configuration's value, `said` sacct's error or "" if it
-    answers.
+    """Return the finding about accounting: `kept` is the configuration's value (None if not shown), `said` sacct's
+    error or "" if it answers.
 
     `min_job_age_s` is for how long Slurm itself shows ended jobs.
     """
@@ -226,8 +228,8 @@ def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
 
 
 def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[str]) -> Finding:
-    """Return the finding about preemption by the plug-in `kind` and the cluster's `mode`; modes of partitions are named
-    if they differ.
+    """Return the finding about preemption by the plug-in `kind` and the cluster's `mode`, None if Slurm does not show
+    these; `of_partitions` are the modes that partitions have of their own.
     """
     if kind in (None, "preempt/none", "(null)") or mode == "OFF":
         return ok("preemption", "off: no job makes way for another")

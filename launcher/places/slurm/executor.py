@@ -56,8 +56,8 @@ class SbatchExecutor(SlurmExecutor):
         return str(self._make_submission_file_text(self._submitit_command_str, ""))
 
     def hand_over(self, script: Path, environ: Mapping[str, str], lock: int, *, limit_s: float) -> str:
-        """Submit a script that is on disk and return the job's id. Raise Unreachable after `limit_s`; submitit itself
-        would wait for ever.
+        """Submit a script that is on disk, with the variables `environ`, and return the job's id. Raise Unreachable
+        after `limit_s`; submitit itself would wait for ever.
 
         The sbatch process inherits `lock`, a descriptor, so that the lock is held while it lives.
         """

@@ -23,7 +23,9 @@ _STEP_S = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
-    """Change the job's start, and return 0 if Slurm accepted that."""
+    """Set the start of the waiting job `argv[0]` to `argv[1]` seconds from now, without the hosts that follow; return 0
+    if Slurm accepted that, else 1.
+    """
     job, delay_s, *hosts = argv
     start = f"now+{max(_SAFE_S, round(float(delay_s)))}"
     left_out = hostlist(hosts)  # none: those that an earlier start avoided may be used again

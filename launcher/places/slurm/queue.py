@@ -120,12 +120,16 @@ class SlurmSystem(BatchSystem):
         return self.config.cluster or ""
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
-        """Return the whole batch script for sbatch."""
+        """Return the whole batch script for sbatch, with the submit token; its early output goes to `where`, the folder
+        of the run or of an array, and nodes in `avoid` are excluded as far as possible.
+        """
         bearable, dependency = self._avoidable(plan, avoid), dependency_of(plan.awaited)
         return script.script_of(plan, submit_token, where, bearable, dependency, expedites=self.expedites)
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
-        """Submit the script once and return the job's id; raise NotStarted if Slurm refuses it."""
+        """Submit the script once and return the job's id; raise NotStarted if Slurm refuses it. The job gets the
+        variables `environ`, and sbatch inherits the descriptor `lock` of a lock file.
+        """
         from launcher.places.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
 
         return SbatchExecutor().hand_over(script, environ, lock, limit_s=SUBMIT_S)
@@ -148,7 +152,9 @@ class SlurmSystem(BatchSystem):
         return [_queued(job) for job in read_jobs(ask(squeue_jobs(ids, called), limit_s=limit_s).out)]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
-        """Return the accounting's records of jobs that squeue no longer shows, by sacct."""
+        """Return the accounting's records of those of the jobs `ids` that squeue no longer shows, by sacct; records
+        older than `since` (Unix time) are left out.
+        """
         answer = ask(sacct_jobs(ids, since))
         return [_queued(job) for job in read_sacct(answer.code, answer.out, answer.err) or ()]
 
@@ -186,7 +192,9 @@ class SlurmSystem(BatchSystem):
         return ask(release(job)).refusal
 
     def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
-        """Make a waiting job avoid these nodes as far as possible and, with `delay_s`, start after that time."""
+        """Make a waiting job avoid these nodes as far as possible. With `delay_s` the job is just being requeued, and
+        starts only after that time; the call returns at once.
+        """
         left_out = script.left_out(plan, self._avoidable(plan, avoid))
         if delay_s is None:
             ask(update(job, ExcNodeList=hostlist(left_out)))
@@ -198,7 +206,7 @@ class SlurmSystem(BatchSystem):
         )
 
     def _avoidable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
-        """Return those of the nodes to avoid that the job can do without, preferring the ones lost last.
+        """Return those of the nodes in `avoid` that the job can do without, preferring the ones lost last.
 
         A job that may not have as many nodes as it needs never starts. Return an empty list if Slurm does not show its
         nodes.
@@ -240,7 +248,9 @@ class SlurmSystem(BatchSystem):
         return steps.processes(plan, attempt, self.this_start().job)
 
     def role_processes(self, whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-        """Return the processes to start for a role other than the main one; the first is the srun for its node 0."""
+        """Return the processes to start for a role other than the main one, with the plan `plan` within that of the
+        run, `whole`; the first is the srun for its node 0.
+        """
         return steps.role_processes(whole, plan, attempt, self.this_start().job)
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:

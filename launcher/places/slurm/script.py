@@ -94,15 +94,15 @@ def components(plan: Plan, *, is_array: bool) -> list[AlikeHosts]:
 
 
 def _each_node(plan: Plan, share: HostShare) -> dict[str, str | bool | None]:
-    """Return the sbatch options for the CPUs, GPUs and memory of each node of a component; None for an option that is
-    not set.
+    """Return the sbatch options for the CPUs, GPUs and memory of each node of a component, whose part of the job is
+    `share`; None for an option that is not set.
     """
     memory = None if share.memory_gb is None else f"{math.ceil(share.memory_gb * 1000)}M"
     return {"cpus-per-task": str(share.cpus), "gres": gres_of(plan, share), "mem": memory}
 
 
 def _further(plan: Plan, submit_token: SubmitToken, chosen: Mapping[str, str | bool]) -> list[dict[str, str | bool]]:
-    """Return the sbatch options of each component after the first; `chosen` are the first one's."""
+    """Return the sbatch options of each component of the job after the first, whose options are `chosen`."""
     found = []
     for one in components(plan, is_array=submit_token.array is not None)[1:]:
         own = {"nodes": str(len(one.hosts)), **_each_node(plan, one.share)}
@@ -146,7 +146,7 @@ def fewest_nodes(plan: Plan) -> int:
 
 
 def gres_of(plan: Plan, share: HostShare) -> str | None:
-    """Return the value of --gres for each node: the spec's, or the node's GPUs, or None if it has neither."""
+    """Return the value of --gres for each node: the spec's, or the GPUs in `share`, or None if there is neither."""
     return plan.spec.slurm.gres or (f"gpu:{share.gpus}" if share.gpus else None)
 
 
@@ -164,7 +164,7 @@ def script_of(
     *,
     expedites: bool = False,
 ) -> str:
-    """Return the batch script for sbatch.
+    """Return the batch script for sbatch, with the submit token.
 
     `where` is the folder that the batch process gets as its argument, and for its first output; the nodes in `avoid`
     are excluded; `dependency` is the value of --dependency, or ""; with `expedites` Slurm requeues the job at once and
@@ -178,7 +178,7 @@ def script_of(
 
 
 def _output(submit_token: SubmitToken, folder: str) -> str:
-    """Return the path pattern for the batch process's output before it has a log of its own."""
+    """Return the path pattern in `folder` for the batch process's output before it has a log of its own."""
     if any(sign in folder for sign in "\\\n\r"):
         return os.devnull  # neither sbatch nor the patterns of its file names have a way to write these
     name = "slurm-%j.out" if submit_token.array is None else "slurm-%A_%a.out"

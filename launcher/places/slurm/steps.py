@@ -21,7 +21,8 @@ _UNWARNED = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 
 
 def processes(plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
-    """Return node 0's agent as a child process, one srun for all other nodes, and one for a listener on node 0.
+    """Return the processes to start for an attempt in the job `job`: node 0's agent as a child process, one srun for
+    all other nodes, and one for a listener on node 0.
 
     The listener is needed because Slurm announces a preemption only to the tasks of a step.
     """
@@ -32,7 +33,8 @@ def processes(plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
 
 
 def role_processes(whole: Plan, plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
-    """Return, for a role other than the main one, an srun for node 0's agent and another for its other agents.
+    """Return, for a role other than the main one, an srun for node 0's agent and another for its other agents. The role
+    has the plan `plan`, the whole run in the job `job` the plan `whole`.
 
     They are two because a step ends only with all its tasks, while the end of the first agent is the end of the
     attempt.

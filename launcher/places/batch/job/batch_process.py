@@ -143,8 +143,8 @@ def _watch(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float, o
 
 
 def note_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, told: Collection[int] = ()) -> set[int]:
-    """Ask the coordinator to move ranks off the nodes that the scheduler drains, except those in `told`; return these
-    nodes.
+    """Ask the coordinator to move ranks off the nodes that the scheduler drains, except those in `told` (node indices);
+    return the indices of the nodes that it was asked about now.
 
     A node that is taken back into use gets no ranks until the next attempt. If the scheduler does not answer, the
     result is empty.
@@ -257,8 +257,8 @@ def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) 
 
 
 def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, job: str) -> int:
-    """Requeue a job that waits for other runs while it holds nodes, and is losing these; return the exit code with
-    which to leave the job.
+    """Requeue a job that waits for other runs while it holds nodes, because it is losing these; return the exit code
+    with which to leave the job.
     """
     if queue.fate(job) is Fate.CANCELLED:
         write_end(run, attempt, cancelled(f"its {queue.called} job was cancelled"), plan)

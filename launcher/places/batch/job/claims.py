@@ -73,7 +73,7 @@ def submit_token_of(attempt: AttemptDir) -> str:
 
 
 def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
-    """Return the id of the job to which the attempt belongs; if no job is recorded yet, record `job`. Return None if
+    """Return the id of the job to which the attempt belongs, which is recorded as `job` if no job was. Return None if
     the record is missing.
     """
     with contextlib.suppress(FileExistsError):

@@ -59,8 +59,8 @@ class NextJob:
         return None, self._leave() if self._move(attempt, end, lost, unfit) else Exit.OK
 
     def _leave(self) -> int:
-        """Return the exit code with which this process leaves after a requeue; if the scheduler itself ends the job,
-        wait for that first.
+        """Return the exit code with which this process leaves after a requeue: the one by which the batch system
+        requeues, or else 0, after a wait for the scheduler to end the job.
         """
         if self._queue.leaves_with is not None:
             return self._queue.leaves_with
@@ -99,10 +99,11 @@ class NextJob:
                 return self._again_or_anew(attempt, end, lost=bool(lost or unfit))
 
     def _fate_once_put_back(self, attempt: AttemptDir, fate: Fate) -> Fate:
-        """Wait, if the scheduler may by itself requeue the job at the head of its queue, and return what happens to the
-        job.
+        """Return `fate`, or, if the scheduler may by itself requeue the job at the head of its queue, wait for that and
+        return what happened to the job.
 
-        A new job would come last in the queue. The result is still RUNS if the scheduler does not find the node lost.
+        A new job would come last in the queue. The result is still RUNS if the scheduler does not find the node
+        lost.
         """
         within_s = self._queue.puts_back_within_s(self._plan, self._job)
         if within_s is None:
@@ -119,8 +120,8 @@ class NextJob:
         return fate
 
     def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Exclusion]) -> AttemptEnd:
-        """Return the end with its true cause: if the scheduler ended the tasks on nodes that fell silent, these nodes
-        are not lost.
+        """Return the end `end` with its true cause, judged by what the scheduler does with the job (`fate`): if it
+        ended the tasks on nodes that fell silent (`lost`), these nodes are not lost.
         """
         cause = _TAKEN_AS.get(fate)
         if end.cause is not Cause.NODE_LOST or cause is None or self._any_is_down(lost):
@@ -142,7 +143,7 @@ class NextJob:
         return False
 
     def _gone(self, attempt: AttemptDir, lost: Sequence[Exclusion]) -> list[Exclusion]:
-        """Return those of the lost nodes that have not come back."""
+        """Return those of the lost nodes that have no new agent on a machine that answers."""
         return [one for one in lost if not is_back(self._plan, attempt, one)]
 
     def _fate(self) -> Fate:

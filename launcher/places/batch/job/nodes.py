@@ -58,7 +58,8 @@ def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cau
 
 
 def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
-    """Return, as exclusions, the hosts that were lost in attempt number `attempt` and have not reported since.
+    """Return, as exclusions from the time `now` on, the hosts that were lost in attempt number `attempt` by the events
+    in `history` and have not reported since.
 
     If this process's own host is among them, it was cut off itself; the result is then empty.
     """
@@ -77,8 +78,8 @@ def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float)
 
 
 def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
-    """Return, as exclusions, the hosts on which a device was found faulty in attempt number `attempt`, whether they
-    have a new agent or not.
+    """Return, as exclusions from the time `now` on, the hosts on which a device was found faulty in attempt number
+    `attempt` by the events in `history`, whether they have a new agent or not.
     """
     until = now + plan.spec.recovery.avoid_s
     found = {event.node: event for event in history if event.attempt == attempt and event.kind == NODE_UNFIT}
@@ -100,8 +101,8 @@ def is_back(plan: Plan, attempt: AttemptDir, lost: Exclusion) -> bool:
 
 
 def _has_a_new_agent(plan: Plan, agent: Path, lost_at: float) -> bool:
-    """Return whether the agent's record was written after the loss, give or take half a lease, by which clocks may
-    differ; wait for it for a while.
+    """Return whether the agent's record, the file `agent`, was written after the loss at `lost_at`, give or take half a
+    lease, by which clocks may differ; wait for it for a while.
     """
     since = lost_at - plan.spec.recovery.lease_s / 2
     deadline = time.monotonic() + min(_SIGN_S, lost_at + _SIGN_S - time.time())

@@ -65,8 +65,8 @@ def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
 
 
 def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
-    """Keep the agent running as long as it is needed; if it cannot reach the coordinator, read from the run's folder
-    whether the attempt has ended.
+    """Keep the agent of node `index` running as long as it is needed, until `wakeup` asks to stop; if it cannot reach
+    the coordinator, read from the run's folder whether the attempt has ended.
 
     In a role other than the main one, the first node's agent coordinates that role, so that its end is the end of the
     role's attempt. For such a role the folder is read first, because the process that started the agent may be killed
@@ -119,7 +119,7 @@ def requeue_if_first_node_down(queue: BatchSystem, plan: Plan) -> bool:
 
 
 def end_predecessor(run: RunDir, attempt: AttemptDir, index: int) -> None:
-    """End the agent that this node had in an earlier attempt, and all processes below it.
+    """End the agent that node `index`, this one, had in an earlier attempt, and all processes below it.
 
     Its job step outlives the srun that the batch process has ended, and its ranks would run beside the new ones until
     their lease expires.

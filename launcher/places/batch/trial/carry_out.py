@@ -72,8 +72,8 @@ def all_findings(
 def tried(
     queue: TrialJobs, request: DoctorRequest, tell: Callable[[str], None]
 ) -> Generator[Finding, None, list[str] | None]:
-    """Yield the findings of a trial, and return the nodes on which all files of the launcher were found; return None if
-    no trial took place.
+    """Yield the findings of a trial, and return the nodes on which all files of the launcher were found (by the
+    generator's return value); return None if no trial took place.
 
     `tell` is called with a line of text before steps that take long.
     """
@@ -108,7 +108,8 @@ def try_nodes(queue: TrialJobs, request: DoctorRequest, limit_minutes: int, tell
 
 
 def batch_script(queue: TrialJobs, folder: Path, python: str, limit_s: float) -> str:
-    """Return the trial job's script, whose programs exit after `limit_s`.
+    """Return the trial job's script, whose programs exchange files in `folder`, run in the interpreter `python` and
+    exit after `limit_s`.
 
     A shell checks the folder and Python first, because without these no program of the launcher can report.
     """

@@ -96,7 +96,7 @@ class Trial:
     """A trial job, with everything found on its nodes so far.
 
     `first_word_s` is the time from submit to the first answer, `ways` are measured links by interface, `closed` is why
-    nodes cannot be reached, and `over` is False if the job was not seen to end.
+    nodes cannot be reached, `log` is what the job printed, and `over` is False if the job was not seen to end.
     """
 
     job: str
@@ -342,7 +342,7 @@ def _network_findings(trial: Trial, words: QueueNames) -> Iterable[Finding]:
 
 
 def _alike(trial: Trial, found: Mapping[str, T]) -> Iterable[tuple[T, list[str]]]:
-    """Yield each distinct value of `found`, which is by host, with the hosts that have it."""
+    """Yield each distinct value of `found`, which is by host, with the trial's hosts that have it."""
     groups: dict[T, list[str]] = {}
     for node in (host for host in trial.hosts if host in found):
         groups.setdefault(found[node], []).append(node)

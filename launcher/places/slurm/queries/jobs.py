@@ -90,8 +90,8 @@ def read_jobs(text: str) -> list[SlurmJob]:
 
 
 def _whole(rows: Sequence[SlurmJob]) -> list[SlurmJob]:
-    """Return the jobs; rows of one heterogeneous job (`7+0`, `7+1`) become one job, the first, with the hosts of
-    all.
+    """Return the jobs of all rows, one for each job: rows of one heterogeneous job (`7+0`, `7+1`) become the first,
+    with the hosts of all.
     """
     found: dict[str, SlurmJob] = {}
     for row in sorted(rows, key=lambda one: int(one.id.partition("+")[2] or 0)):
@@ -202,9 +202,8 @@ def release(job_id: str) -> list[str]:
 
 
 def cancel(job_id: str, signal: str | None = None, batch: bool = False) -> list[str]:
-    """Return the command that ends a job.
-
-    With `signal`, the command instead sends that signal to the job's steps, or with `batch` to its batch script alone.
+    """Return the command that ends a job, or, if `signal` is given, one that sends that signal to the job's steps, or
+    with `batch` to its batch script alone.
     """
     # Without --state, a signal for a job that waits keeps scancel busy for 95 s before it fails.
     how = [] if signal is None else [f"--signal={signal}", "--state=RUNNING"]

@@ -192,8 +192,8 @@ def _node(line: str) -> Node:
 
 
 def partition_nodes(partition: str | None = None) -> list[str]:
-    """Return the sinfo command for every node of a partition, or of all. For an unknown partition it shows none, and no
-    error.
+    """Return the sinfo command for every node of a partition, or of all partitions for None. For an unknown partition
+    it shows none, and no error.
     """
     return ["sinfo", "--noheader", "--Node", *_partition_option(partition), f"--format={FIELD.join(_NODE_FORMAT)}{ROW}"]
 
@@ -217,7 +217,7 @@ def read_partition_nodes(text: str) -> list[Node]:
 
 
 def partitions(partition: str | None = None) -> list[str]:
-    """Return the sinfo command for the limits of a partition, or of all."""
+    """Return the sinfo command for the limits of a partition, or of all partitions for None."""
     return ["sinfo", "--noheader", *_partition_option(partition), f"--format={FIELD.join(_PARTITION_FORMAT)}{ROW}"]
 
 
