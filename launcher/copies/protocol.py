@@ -68,7 +68,7 @@ class SaveChoice(msgspec.Struct, frozen=True):
 
 
 class LoadDecision(msgspec.Struct, frozen=True):
-    """The checkpoint that all members of a generation load, and the best one, which they only keep.
+    """The checkpoint that all members of a generation load, and the best one by a metric, which they only keep.
 
     `lacks` is "" or why none can be loaded although the run had some; then no rank is started.
     """

@@ -222,8 +222,8 @@ class Replication:
         return seen & set(told)
 
     def _make_room(self, decision: LoadDecision, hopeless: Collection[Save]) -> list[str]:
-        """Set aside checkpoints that cannot be completed and commit the chosen one; return texts about those set aside.
-        It runs in a thread.
+        """Set aside the checkpoints in `hopeless`, which cannot be completed, and commit the chosen one; return texts
+        about those set aside. It runs in a thread.
         """
         chosen = decision.load.save
         instead = "ranks begin anew" if chosen is None else f"ranks load {chosen}"

@@ -77,7 +77,8 @@ def whole_here(run: RunDir) -> list[int]:
 
 
 def fetch_stored(run: RunDir, checkpoint: str) -> list[str]:
-    """Download a checkpoint (`newest`, or a step) from the object store unless this disk has it or a newer one.
+    """Download a checkpoint from the object store: for `newest` the newest, unless this disk has that or a newer one,
+    else that of the step `checkpoint`, unless it is on this disk.
 
     Return a list with one line about it, or an empty list if none was downloaded. If it is damaged, the one before it
     is tried. Raise Unreachable if the store does not answer, and LaunchError with exit code 6 if all are damaged.

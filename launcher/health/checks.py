@@ -138,8 +138,8 @@ def _programs(rank_python: Path) -> list[Path]:
 def place_finding(
     about: str, places: Mapping[str, FileSystem], trial: str, seen_on: Sequence[str] = (), *, tried: bool = False
 ) -> Finding:
-    """Return the finding on whether nodes can see these paths: they do if a trial found them on the nodes `seen_on`,
-    else it is judged by the kinds of file systems.
+    """Return the finding, named `about`, on whether nodes can see the paths in `places`, each with its file system:
+    they do if a trial found them on the nodes `seen_on`, else it is judged by the kinds of file systems.
 
     `trial` is the command that makes a trial; `tried` is True if one was made.
     """

@@ -37,18 +37,20 @@ class Finding:
 
 
 def ok(about: str, text: str, rows: Iterable[tuple[str, ...]] = ()) -> Finding:
-    """Return a finding of the level ok; `rows` are a table that goes with it, head first."""
+    """Return a finding of the level ok about the thing named `about`; `rows` are a table that goes with it, head
+    first.
+    """
     return Finding(Level.OK, about, text, rows=tuple(rows))
 
 
 def warning(about: str, text: str, hint: str) -> Finding:
-    """Return a finding that some feature will not work, with a hint."""
+    """Return a finding, about the thing named `about`, that some feature will not work, with a hint."""
     return Finding(Level.WARNING, about, text, hint)
 
 
 def problem(about: str, text: str, hint: str, *, unreachable: bool = False) -> Finding:
-    """Return a finding that runs will not work, with a hint; `unreachable` means that this is because a host could not
-    be reached.
+    """Return a finding, about the thing named `about`, that runs will not work, with a hint; `unreachable` means that
+    this is because a host could not be reached.
     """
     return Finding(Level.PROBLEM, about, text, hint, unreachable=unreachable)
 

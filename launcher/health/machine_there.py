@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def answer(asked: dict[str, Any]) -> MachineFacts | OpenDoors | Measured:
-    """Carry out a request, whose `do` names a function of this file, and return its answer."""
+    """Carry out the request `asked`, whose `do` names a function of this file, and return its answer."""
     found: MachineFacts | OpenDoors | Measured = _ANSWERS[asked.pop("do")](**asked)
     return found
 

@@ -27,8 +27,8 @@ class Session(Protocol):
     name: str
 
     def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
-        """Send a request and return its answer, decoded as `answer`; raise Unreachable if the machine's program has
-        ended or does not answer within `limit_s`.
+        """Send the request `words` and return its answer, decoded as `answer`; raise Unreachable if the machine's
+        program has ended or does not answer within `limit_s`.
         """
 
 

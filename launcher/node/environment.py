@@ -203,8 +203,8 @@ def sizes(start: Start) -> dict[str, str]:
 
 
 def rank_environment(start: Start, local_rank: int, progress: str, error_file: str) -> dict[str, str]:
-    """Return the variables of one rank beyond its node's environment: its ranks and sizes, MASTER_ADDR, and its report
-    files.
+    """Return the variables of the rank with the number `local_rank` on this node, beyond its node's environment: its
+    ranks and sizes, MASTER_ADDR, and its report files.
 
     `progress` is the path of the FIFO on which it reports, `error_file` the one to which torch's `@record` writes its
     exception.

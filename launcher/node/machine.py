@@ -49,7 +49,9 @@ def note_environment(path: Path, python: str, environ: Mapping[str, str]) -> Non
 
 
 def environment_of(python: str, environ: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia")) -> Environment:
-    """Return the facts about the interpreter `python`, its installed packages, and this machine."""
+    """Return the facts about the interpreter `python`, its installed packages, and this machine, whose NVIDIA driver
+    shows its version in the folder `driver`.
+    """
     gpus = [_MODEL.search(_text(file)) for file in sorted(driver.glob("gpus/*/information"))]
     version, system = _DRIVER.search(_text(driver / "version")), os.uname()
     return Environment(

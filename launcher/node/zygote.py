@@ -424,8 +424,8 @@ def may_act_at_exit() -> bool:
 
 
 def is_silent(path: str, packages: str) -> bool:
-    """Return whether the library at `path` is in our list of those that do nothing at exit but free memory; `packages`
-    is the folder of installed packages.
+    """Return whether the library at `path` is in a fixed list of those that do nothing at exit but free memory;
+    `packages` is the folder of installed packages.
     """
     if path.startswith(packages):
         return path[len(packages) :].partition(os.sep)[0] in SILENT_PACKAGES
@@ -551,7 +551,7 @@ def fresh_main(loader: Any, **more: str) -> dict[str, Any]:
 
 
 def execute(target: str, argv: list[str]) -> NoReturn:
-    """Replace this process by the program; exit with 127 or 126 if that fails."""
+    """Replace this process by the program `target`; exit with 127 or 126 if that fails."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
@@ -911,7 +911,9 @@ class FlightReader(importlib.abc.MetaPathFinder):
             self._order, self._pid = order, os.getpid()
 
     def _follow(self, c10d: Any) -> None:
-        """Wrap the function of torch after which a process group exists, so that its first call starts the thread."""
+        """Wrap the function of torch after which a process group exists, so that its first call starts the thread;
+        `c10d` is torch.distributed's module.
+        """
         known = getattr(c10d, self.AFTER, None)
         if known is None:
             return  # a version of torch that we do not know
@@ -925,7 +927,7 @@ class FlightReader(importlib.abc.MetaPathFinder):
         setattr(c10d, self.AFTER, followed)
 
     def _start(self, c10d: Any) -> None:
-        """Start the thread that answers, once and only in the rank itself."""
+        """Start the thread that answers, once and only in the rank itself; `c10d` is torch.distributed's module."""
         if self._order is None or self._pid != os.getpid() or self.runs:
             return
         import threading  # here, because a rank without process groups has no use for it
@@ -1254,7 +1256,7 @@ class TagRoom:
 
 
 def settle_in(home: dict[str, Any]) -> None:
-    """Take over the environment, folder and log of an agent that did not start this process.
+    """Take over the environment, folder and log in `home`, which are those of an agent that did not start this process.
 
     Raise NoFork if imports could have had another result with that environment.
     """
@@ -1390,7 +1392,9 @@ class Zygote:
         close([fd, gate])
 
     def _fork_from_between(self, fd: int, gate: int) -> NoReturn:
-        """Fork the standby from the process in between, and end that process."""
+        """Fork the standby, which serves the agent over `fd` and waits at `gate`, from the process in between, and end
+        that process.
+        """
         between = os.getpid()
         try:
             if os.fork():
@@ -1402,8 +1406,8 @@ class Zygote:
         raise Standby(fd, self._serves, gate)
 
     def _settle_in(self, home: dict[str, Any], modules: Sequence[Any]) -> None:
-        """Begin to serve an agent that did not start this process; exit if this process differs from the one that the
-        agent would have started.
+        """Begin to serve an agent that did not start this process, with its environment and folder in `home`; exit if
+        this process differs from the one that the agent would have started, or has not imported `modules`.
         """
         try:
             settle_in(home)
@@ -1414,8 +1418,8 @@ class Zygote:
             self._end()
 
     def _start_supervisor(self, words: dict[str, Any]) -> None:
-        """Fork the supervisor of a run through a process that ends at once, so that the supervisor is not a child of
-        this process.
+        """Fork the supervisor of a run that `words` describe through a process that ends at once, so that the
+        supervisor is not a child of this process.
         """
         fds, self._handed = self._handed, []
         del words["op"]

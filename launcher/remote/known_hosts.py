@@ -80,7 +80,7 @@ class RevokedKey(BadKey):
 
 
 def fingerprint(blob: bytes) -> str:
-    """Return the fingerprint as `ssh-keygen -l` shows it."""
+    """Return the fingerprint of the public key `blob` as `ssh-keygen -l` shows it."""
     return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"
 
 

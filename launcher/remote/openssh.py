@@ -309,8 +309,8 @@ def _proxy(target: Target) -> str:
 
 
 def hint(name: str, words: Iterable[str]) -> list[str]:
-    """Return a list with one hint that fits the lines which ssh printed, or an empty list; `name` is the host's
-    name.
+    """Return a list with one hint that fits `words`, the lines which ssh printed, or an empty list; `name` is the
+    host's name.
     """
     said = "\n".join(words)
     return [f"hint: {hint.format(name=name)}" for what, hint in _HINTS.items() if what in said][:1]

@@ -75,8 +75,8 @@ class ParamikoConnection(paramiko.Transport):
         self._channel_handler_table = {**table, MSG_CHANNEL_REQUEST: _note_signal}
 
     def agree(self, kinds: Collection[str], deadline: float) -> bool:
-        """Agree on the encryption, with host keys of these algorithms if possible; return False if the host is silent
-        until the deadline.
+        """Agree on the encryption, with host keys of the algorithms `kinds` if possible; return False if the host is
+        silent until the deadline.
 
         True means only that the attempt is over; `is_active` says whether it succeeded.
         """
@@ -87,7 +87,7 @@ class ParamikoConnection(paramiko.Transport):
         return _came(agreed, deadline)
 
     def offer(self, user: str, key: Key, deadline: float) -> KeyAnswer:
-        """Try to log in with the key, and return the host's answer."""
+        """Try to log in as `user` with the key until the deadline, and return the host's answer."""
         answered = threading.Event()
         try:
             self.auth_publickey(user, key, answered)

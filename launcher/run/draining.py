@@ -46,7 +46,7 @@ def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
 
 
 def ask_to_move(attempt: AttemptDir, request: MoveRequest) -> None:
-    """Add a request to move ranks to those in the attempt's drain.json."""
+    """Append `request`, to move ranks from one node to another, to the requests in the attempt's drain.json."""
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
         write_record(attempt.drain, msgspec.structs.replace(before, moves=(*before.moves, request)))

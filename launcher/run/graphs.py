@@ -62,7 +62,8 @@ class GraphStep(msgspec.Struct, frozen=True):
 class GraphRecord(msgspec.Struct, frozen=True):
     """The settings of a graph, fixed when it was submitted; each step comes after those that it needs.
 
-    `on` is the cluster; `own_folders` are the folders of the project's own packages.
+    `project` is the path of the project's folder, `on` the cluster; `own_folders` are the folders of the project's own
+    packages.
     """
 
     id: RunId

@@ -140,17 +140,21 @@ def descendants(root: int, keep: Collection[int] = ()) -> list[int]:
 
 
 def orphans(root: int, trees: Collection[int]) -> list[int]:
-    """Return all live processes below `root` that are not in one of the process trees `trees`."""
+    """Return all live processes below `root` that are outside the process trees with the roots `trees`."""
     return list(_below(root, lambda pid: pid not in trees))
 
 
 def tagged(run_dir: str, uid: int) -> list[int]:
-    """Return all processes of this user that are tagged with the run directory: their environment at exec names it."""
+    """Return all processes of the user `uid` that are tagged with the run directory: their environment at exec names
+    it.
+    """
     return tagged_any([run_dir], uid)[run_dir]
 
 
 def tagged_of_run(run_dir: Path, uid: int) -> list[int]:
-    """Return all processes of this user that are tagged with the run's directory or with that of one of its roles."""
+    """Return all processes of the user `uid` that are tagged with the run's directory or with that of one of its
+    roles.
+    """
     roles = RunDir(run_dir).roles
     folders = [run_dir, *(roles.iterdir() if roles.is_dir() else ())]
     found = tagged_any([str(folder) for folder in folders], uid)
@@ -158,7 +162,9 @@ def tagged_of_run(run_dir: Path, uid: int) -> list[int]:
 
 
 def tagged_any(run_dirs: Collection[str], uid: int) -> dict[str, list[int]]:
-    """Return, for each of several run directories, the processes tagged with it, in one pass over /proc."""
+    """Return, by run directory, the pids of the processes of the user `uid` that are tagged with it, in one pass over
+    /proc.
+    """
     wanted = {f"{TAG}={one}".encode(): one for one in run_dirs}
     found: dict[str, list[int]] = {one: [] for one in run_dirs}
     for pid in pids():

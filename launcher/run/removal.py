@@ -117,7 +117,9 @@ def _digests(root: Path, without: Collection[str] = ()) -> set[str]:
 
 
 def remove_unused_code(roots: Collection[Path]) -> None:
-    """Remove the trees that `unused_code` returns; leave alone a folder of runs in which a submit is active."""
+    """Remove the code stored for the runs in the folders `roots` that no run uses; leave alone a folder of runs in
+    which a submit is active.
+    """
     for root in roots:
         trees = unneeded(root / STORE, root)
         if trees and not drafts.in_work(root):

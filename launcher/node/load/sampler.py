@@ -97,7 +97,7 @@ def read_process(pid: int) -> Process | None:
 
 
 def _below(root: int, children: dict[int, list[Process]]) -> Iterator[Process]:
-    """Yield the descendants of a process."""
+    """Yield the descendants of the process `root`, given the children of each process by its pid."""
     stack = [root]
     while stack:
         for one in children.get(stack.pop(), ()):
@@ -351,5 +351,7 @@ def node_load(
 
 
 def _rate(before: int, now: int, passed_s: float) -> int:
-    """Return the increase of a counter per second over `passed_s` seconds, or 0 if it has decreased."""
+    """Return by how much a counter grew per second from `before` to `now`, over `passed_s` seconds, or 0 if it has
+    decreased.
+    """
     return int(max(0, now - before) / passed_s)  # less than before: a counter of something that is gone

@@ -230,7 +230,9 @@ class RankGroup:
         return rank
 
     def _add_metrics(self, local: int, step: int, values: Mapping[str, float]) -> None:
-        """Add metrics that a rank has reported to the metrics file."""
+        """Add `values`, metrics that the rank with the local number `local` has reported at `step`, to the metrics
+        file.
+        """
         self._metrics.add(self.start.first_rank + local, step, values)
 
     def _environment(self, rank: _Rank) -> dict[str, str]:
@@ -410,7 +412,9 @@ class RankGroup:
         self._listener.ended(Exited(node, end, tail))
 
     def _exit_record(self, rank: _Rank, death: Death, tail: tuple[str, ...]) -> RankExit:
-        """Return the record of how a rank ended: code, signal, exception, and the evidence in its log."""
+        """Return the record of how a rank ended: code, signal, exception, and the evidence in `tail`, the last lines of
+        its log.
+        """
         told = likeliest(rank.progress.exception, read_error_file(self._error_file(rank)))
         exception = told or last_exception(tail)
         failed_to_start = rank.progress.start_failed if death.code == CANNOT_START else ""

@@ -161,7 +161,9 @@ class LeaseWatch:
         self._until, self._slept_before_s = 0.0, 0.0
 
     def left_s(self, until: float) -> float:
-        """Return the seconds until the lease expires; time spent suspended is left out where the plan disregards it."""
+        """Return the seconds until the lease expires at the time `until` by `boottime`; time spent suspended is left
+        out where the plan disregards it.
+        """
         slept_s = self._waking.slept_s
         self._waking.now()
         if until != self._until and until > self._clock():  # a renewal from before the suspension does not count
@@ -171,8 +173,8 @@ class LeaseWatch:
         return until + forgiven_s - self._clock()
 
     def needs_ruling(self, until: float) -> bool:
-        """Return whether the lease has expired only because of suspended time that may or may not count, which the
-        coordinator has to decide.
+        """Return whether the lease, which expires at the time `until` by `boottime`, has done so only because of
+        suspended time that may or may not count, which the coordinator has to decide.
         """
         return self._slept is AfterSuspend.ASKED and until <= self._clock()
 

@@ -67,7 +67,8 @@ class _Use:
 def look_at(
     subjects: Sequence[Subject], answer_s: float = ANSWER_S, clock: Callable[[], float] = time.monotonic
 ) -> list[RankLook]:
-    """Ask all ranks at once and return what each is doing, after at most `answer_s` seconds.
+    """Ask the ranks in `subjects` all at once and return what each is doing, after at most `answer_s` seconds by
+    `clock`.
 
     A rank that does not answer is described from /proc, with the reason in `problem`.
     """
@@ -97,7 +98,9 @@ def look_at(
 def times_of(
     subjects: Sequence[Subject], answer_s: float = ANSWER_S, clock: Callable[[], float] = time.monotonic
 ) -> dict[int, RankTimes]:
-    """Return when each rank entered its newest collectives; ranks that do not answer within `answer_s` are left out."""
+    """Return when each rank in `subjects` entered its newest collectives; ranks that do not answer within `answer_s`
+    seconds by `clock` are left out.
+    """
     until, number, found = clock() + answer_s, time.time_ns() >> 10, dict[int, RankTimes]()
     awaited = [one for one in subjects if not _ask(one, number, "times ")]
     while awaited and clock() < until:

@@ -105,7 +105,7 @@ def _py_spy_frames(lines: Sequence[str], pid: int) -> list[str]:
 
 
 def _gdb_frames(lines: Sequence[str], _: int) -> list[str]:
-    """Return the frames from gdb's output up to the first outside any library; later frames are not real."""
+    """Return the frames from gdb's output up to the first one outside any library; later frames are not real."""
     found = [match[1] for line in lines if (match := _GDB_FRAME.match(line))]
     return [*takewhile(lambda frame: frame != "?? ()", found)]
 

@@ -36,8 +36,8 @@ class HeldPort:
 
 
 def random_ports(draw: random.Random | None = None) -> Iterator[int]:
-    """Yield random port numbers without end, from outside the range that the kernel assigns; any of them may be in
-    use.
+    """Yield random port numbers without end, drawn from `draw` if given, from outside the range that the kernel
+    assigns; any of them may be in use.
     """
     draw = draw or random.SystemRandom()
     while True:

@@ -153,8 +153,8 @@ class Preparation:
             self._ports.append(held)
 
     async def check_again(self, local_ranks: Collection[int]) -> None:
-        """Check the devices of failed ranks; raise NodeUnfit if one fails, after which no rank can start on this
-        node.
+        """Check the devices of the failed ranks with the numbers `local_ranks` on this node; raise NodeUnfit if one
+        fails, after which no rank can start here.
         """
         self.health = []
         if self._checkup is None or self.failure is not None:
@@ -167,7 +167,9 @@ class Preparation:
             self._settled.set()
 
     async def _check(self, checkup: Checkup, devices: Collection[str], bound_s: float) -> None:
-        """Check the devices, each for at most `bound_s` seconds, and keep the result; raise NodeUnfit if one fails."""
+        """Check the devices by `checkup`, each for at most `bound_s` seconds, and record the result as the newest of
+        each; raise NodeUnfit if one fails.
+        """
         try:
             self.health = await checkup.look(self._zygote, devices, bound_s)
         except NodeUnfit as unfit:

@@ -112,7 +112,9 @@ def _cancel_duplicates(
 def _drop_expired_exclusions(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
-    """Let the waiting jobs of these runs use nodes again whose exclusion has expired."""
+    """Let the waiting jobs of these runs use nodes again whose exclusion has expired; `handles` are the attempts', None
+    for one that was not submitted, and `jobs` those that the scheduler shows.
+    """
     now, waiting = time.time(), {job.id for job in jobs if job.phase is Phase.QUEUED}
     for (run, attempt), handle in zip(attempts, handles, strict=True):
         if handle is not None and handle.job_id in waiting and is_over(run, now):

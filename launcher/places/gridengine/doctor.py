@@ -88,7 +88,9 @@ def pe_findings(environments: Mapping[str, Mapping[str, str]]) -> Iterator[Findi
 
 
 def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield findings about settings of the site because of which a run may not continue, or its end may not be seen."""
+    """Yield findings about settings of the site, and of its scheduler, because of which a run may not continue, or its
+    end may not be seen.
+    """
     if settings.get("reschedule_unknown", "00:00:00") in ("00:00:00", "0:0:0"):
         text = "jobs of a lost first host are not put back (reschedule_unknown 0)"
         yield warning("lost hosts", text, "`launch cancel`, then `launch resume`, continues the run")

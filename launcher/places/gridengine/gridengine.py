@@ -52,7 +52,9 @@ ask = Programs(CALLED, "qmaster", _NO_ANSWER).ask
 
 
 class GridEngineCluster(BatchCluster):
-    """Grid Engine as a cluster to which runs are submitted. Its job arrays are not used."""
+    """Grid Engine as a cluster to which runs are submitted. Its job arrays are not used. `takes` are the supported
+    options of the spec's `queue`.
+    """
 
     doctor = "launcher.places.gridengine.doctor"
     takes = ("priority", "after", "hold", "at")

@@ -58,7 +58,7 @@ _MEETS_S = 600.0  # so long the first pod waits for the others
 
 
 class KubernetesCluster(BatchCluster):
-    """Kubernetes as a cluster to which runs are submitted."""
+    """Kubernetes as a cluster to which runs are submitted. `takes` are the supported options of the spec's `queue`."""
 
     doctor = "launcher.places.kubernetes.doctor"
     takes = ("hold",)

@@ -61,7 +61,7 @@ _SIGNALS = {"REQUEUE_PEND": Fate.QUEUED_AGAIN, "KILL": Fate.CANCELLED, "TERM": F
 
 
 class LsfCluster(BatchCluster):
-    """LSF as a cluster to which runs are submitted."""
+    """LSF as a cluster to which runs are submitted. `takes` are the supported options of the spec's `queue`."""
 
     doctor = "launcher.places.lsf.doctor"
     takes = ("after", "hold", "at")

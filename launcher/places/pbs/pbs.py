@@ -56,7 +56,7 @@ _PUT_BACK = range(60, 64)  # JOB_SUBSTATE_RERUN and what follows it: it runs, an
 
 
 class PbsCluster(BatchCluster):
-    """PBS as a cluster to which runs are submitted."""
+    """PBS as a cluster to which runs are submitted. `takes` are the supported options of the spec's `queue`."""
 
     doctor = "launcher.places.pbs.doctor"
     takes = ("priority", "after", "hold", "at")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SlurmCluster(BatchCluster):
-    """Slurm as a cluster to which runs are submitted."""
+    """Slurm as a cluster to which runs are submitted. `takes` are the supported options of the spec's `queue`."""
 
     doctor = "launcher.places.slurm.doctor"
     takes_roles = True

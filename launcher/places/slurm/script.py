@@ -186,8 +186,8 @@ def _output(submit_token: SubmitToken, folder: str) -> str:
 
 
 def render(chosen: Mapping[str, str | bool], command: str, further: Sequence[Mapping[str, str | bool]] = ()) -> str:
-    """Return the whole script as it is passed to sbatch; `further` are the options of the components after the
-    first.
+    """Return the whole script as it is passed to sbatch, with the options `chosen` and the one command to run;
+    `further` are the options of the components after the first.
     """
     from launcher.places.slurm.executor import SbatchExecutor  # late: submitit's 130 ms only a submit has to pay
 

@@ -86,7 +86,7 @@ def _borrow(packages: str) -> None:
 
 
 def unpack(packages: str) -> None:
-    """Unpack the archive on stdin into the folder."""
+    """Unpack the archive on stdin into the folder `packages`."""
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
         for member in archive:
             parts = member.name.split("/")

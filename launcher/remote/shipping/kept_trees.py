@@ -27,8 +27,8 @@ Read = Callable[[int], bytes]
 
 
 def have(projects: Path, digest: str) -> bool:
-    """Return whether the tree is stored here with every byte, which is checked: scratch file systems delete old
-    files.
+    """Return whether the tree of this digest is stored in `projects`, the folder of trees, with every byte, which is
+    checked: scratch file systems delete old files.
     """
     place = tree(projects, digest)
     with contextlib.suppress(BadInput, FileNotFoundError, NotADirectoryError):
@@ -39,8 +39,8 @@ def have(projects: Path, digest: str) -> bool:
 
 
 def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *, links_out: bool = False) -> Path:
-    """Store the tree `files`, whose contents `read` returns, under its digest, and return its path; raise BadInput for
-    an invalid tree.
+    """Store the tree `files`, whose contents `read` returns, under its digest in `projects`, the folder of trees, and
+    return its path; raise BadInput for an invalid tree.
 
     `links_out` permits links that lead out of the tree. Nothing is written through any link.
     """
@@ -61,15 +61,15 @@ def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *,
 
 
 def tree(projects: Path, digest: str) -> Path:
-    """Return the path of the tree with this digest, whether it exists or not."""
+    """Return the path in `projects`, the folder of trees, of the tree with this digest, whether it exists or not."""
     if not _is_digest(digest):
         raise BadInput("code: expected a digest of 64 hex digits")
     return projects / digest
 
 
 def idle(projects: Path, now: float) -> list[Path]:
-    """Return stored trees that no submit has used for a long time. Runs have copies of their own, and a later submit
-    sends its tree again.
+    """Return the trees in `projects`, the folder of trees, that no submit has used for a long time before `now`. Runs
+    have copies of their own, and a later submit sends its tree again.
     """
     found = list[Path]()
     with contextlib.suppress(FileNotFoundError), os.scandir(projects) as entries:
@@ -78,7 +78,9 @@ def idle(projects: Path, now: float) -> list[Path]:
 
 
 def tidy(projects: Path, now: float) -> None:
-    """Remove trees that no submit has used for a day, except the newest few; each run has its own copy of its code."""
+    """Remove the trees in `projects`, the folder of trees, that no submit has used for a day before `now`, except the
+    newest few; each run has its own copy of its code.
+    """
     with contextlib.suppress(FileNotFoundError), os.scandir(projects) as found:
         kept = [(entry.stat().st_mtime, entry.path) for entry in found if _is_digest(entry.name)]
         for used_at, path in sorted(kept, reverse=True)[_KEPT_TREES:]:

@@ -150,8 +150,8 @@ def _write(tree: NewTree, file: CodeFile, source: int) -> None:
 
 
 def _share(source: int, out: int, begin: int, size: int) -> int:
-    """Copy up to `size` bytes from offset `begin` within the kernel and return how many; 0 means the end of the file,
-    or that the kernel cannot.
+    """Copy up to `size` bytes from offset `begin`, from descriptor `source` to `out`, within the kernel, and return how
+    many; 0 means the end of the file, or that the kernel cannot.
     """
     try:
         return os.copy_file_range(source, out, size, offset_src=begin)

@@ -131,8 +131,8 @@ def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -
 
 
 def _hash_now(path: str, file: CodeFile, doing: str, index: CodeIndex | None) -> str:
-    """Return the hash of the file at `path`, from the index if the file is unchanged since; raise CodeChanged if it has
-    changed since it was listed.
+    """Return the hash of the file at `path`, from the index if the file is unchanged since; raise CodeChanged, with the
+    verb `doing` in its message, if it has changed since it was listed.
     """
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:

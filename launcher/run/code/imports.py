@@ -99,7 +99,9 @@ def syntax_error(text: bytes, path: str) -> str:
 
 
 def _bases(entry: str, own_folders: Iterable[str]) -> list[str]:
-    """Return the folders of the code on sys.path when the entry runs."""
+    """Return the folders of the code that are on sys.path when the entry runs: its own, and `own_folders`, which are on
+    PYTHONPATH.
+    """
     return list(dict.fromkeys([*_parents(entry), *("" if folder == "." else folder for folder in own_folders)]))
 
 
@@ -185,7 +187,7 @@ def _with_packages(name: str) -> Iterable[str]:
 
 def _files(module: str, level: int, importer: str, bases: list[str]) -> Iterator[str]:
     """Yield the paths in the user's code that `module`, imported with `level` leading dots by the file `importer`, may
-    refer to.
+    refer to; `bases` are the folders on sys.path.
     """
     if level:
         bases = _parents(importer)[level - 1 : level]

@@ -209,7 +209,7 @@ def largest(files: Mapping[str, int], most: int = _SHOWN) -> list[tuple[str, int
 
 
 def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
-    """Return the error that the code is too large, with its largest parts."""
+    """Return the error that the code, with the sizes in `files`, exceeds `limit` bytes, with its largest parts."""
     total = sum(files.values())
     ways = "code.exclude" if git_names(project) is None else ".gitignore or code.exclude"
     return BadInput(

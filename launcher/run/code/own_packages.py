@@ -83,8 +83,8 @@ def _of_site(site: Path) -> Iterator[Installed]:
 
 
 def own_folders(project: Path, installed: Sequence[Installed], sites: Collection[Path]) -> tuple[str, ...]:
-    """Return the folders of the project, relative to it, from which its packages are imported, installed or only
-    declared.
+    """Return the folders of the project, relative to it, from which its packages are imported, whether installed or
+    only declared; `sites` are the interpreter's site-packages folders.
     """
     home = _real(project)
     paths = (one.folder for one in installed if one.folder is not None)
@@ -115,8 +115,8 @@ def _declared(home: Path) -> Iterator[Path]:
 
 
 def _is_compiled(folder: Path, sites: Collection[Path]) -> bool:
-    """Return whether a package in the folder is installed with compiled modules, which the project's files do
-    not have.
+    """Return whether a package in the folder is installed in one of `sites`, the site-packages folders, with compiled
+    modules, which the project's files do not have.
     """
     names = {init.parent.name for init in folder.glob("*/__init__.py")}
     return any(any((site / name).rglob("*.so")) for site in sites for name in names)

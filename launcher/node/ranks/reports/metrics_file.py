@@ -105,7 +105,7 @@ class MetricsFile:
         self._first = _encoded({"generation": generation})
 
     def add(self, rank: int, step: int, values: Mapping[str, float]) -> None:
-        """Add a report without waiting for the disk."""
+        """Add a report of `values`, metrics by name, without waiting for the disk."""
         if self._first:
             self._thread.start()
             self._lines.put(self._first)

@@ -94,7 +94,9 @@ def _submit_token_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
 
 
 def _take(queue: BatchSystem, attempt: AttemptDir, job: str, submit_token: str) -> bool:
-    """Claim the attempt for this process; return whether it is the first one to do so, which alone may run it."""
+    """Claim the attempt, in the job with this submit token, for this process; return whether it is the first one to do
+    so, which alone may run it.
+    """
     if not claim_attempt(attempt.started):
         return False
     write_record(attempt.handle, Handle(queue.kind, supervisor=this_process(), job_id=job, submit_token=submit_token))

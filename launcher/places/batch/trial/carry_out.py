@@ -87,7 +87,8 @@ def tried(
 
 
 def try_nodes(queue: TrialJobs, request: DoctorRequest, limit_minutes: int, tell: Callable[[str], None]) -> Trial:
-    """Have a job examine nodes and return the trial; `tell` is called with a line of text before steps that take long.
+    """Have a job with the time limit `limit_minutes` examine nodes and return the trial; `tell` is called with a line
+    of text before steps that take long.
 
     Raise NoTrial if no job runs, or Unreachable if the scheduler does not answer.
     """
