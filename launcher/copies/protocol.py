@@ -90,7 +90,9 @@ class Get(msgspec.Struct, frozen=True, tag="get", tag_field="t"):
 
 
 class Doubt(msgspec.Struct, frozen=True, tag="doubt", tag_field="t"):
-    """A request to check a file that arrived damaged at this side; if it is damaged, the peer stops offering it."""
+    """A request to check the file `name` of a checkpoint, which arrived damaged at the sender of this request; if it is
+    damaged on the peer's disk, the peer stops offering it.
+    """
 
     save: Save
     name: Name

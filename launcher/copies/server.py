@@ -34,8 +34,8 @@ MOST_SESSIONS = 64
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """The first member's record of one generation: its decision, a future that is set once all members have the files,
-    and the members still missing.
+    """The first member's record of one generation: its decision, `complete`, which is set once all members have the
+    files, and in `awaited` the members that lack some.
     """
 
     decision: "asyncio.Future[LoadDecision]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())

@@ -20,7 +20,7 @@ class DoctorRequest:
     its partition, and `given` the options on the command line, each with the kind of cluster to which it belongs.
     """
 
-    runs_root: Path
+    runs_root: Path  # the folder in which runs are stored
     python: str  # the interpreter that would run ranks
     cluster: str = ""  # the user's name for the cluster
     defaults: tuple[tuple[str, str], ...] = ()  # from the clusters file: paths of spec options, and their YAML text

@@ -55,10 +55,10 @@ class _Line(msgspec.Struct):
     fit: bool = True
     expected: _Text = ""
     seen: _Text = ""
-    note: _Text = ""
+    note: _Text = ""  # a part's short result, for people
     unable: _Text = ""
     done: bool | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # that the part took
 
 
 _LINE: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)

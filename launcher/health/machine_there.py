@@ -93,7 +93,7 @@ class MachineFacts:
     was asked for.
     """
 
-    cores: int
+    cores: int  # that a process of the user may use
     memory: tuple[int, int] | None  # (free, total) bytes of /dev/shm
     open_files: tuple[int, int]  # (soft, hard) limit of a process
     clock: float
@@ -363,7 +363,9 @@ def open_doors(address: str, token: str) -> OpenDoors:
 
 
 def _bound(family: int, address: str, ports: list[int]) -> socket.socket:
-    """Return a socket bound to the first free one of the ports, or to any port."""
+    """Return a socket of the address family `family`, bound to the first free one of the ports, or to any port if
+    `ports` has none that is free.
+    """
     door = socket.socket(family, socket.SOCK_STREAM)
     for port in (*ports, 0):
         try:

@@ -36,7 +36,7 @@ class Member:
 
     session: Session
     address: str
-    ports: tuple[int, int] = (0, 0)
+    ports: tuple[int, int] = (0, 0)  # on which it listens for the others; zeros: not yet
     closed: str = ""  # why others cannot connect to it
     lost: str = ""  # why it no longer answers
 

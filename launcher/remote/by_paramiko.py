@@ -101,7 +101,7 @@ class ParamikoChannel:
         return (bytes(out), bytes(err)) if out or err else None
 
     def _wait_for_room(self, wait_s: float) -> None:
-        """Wait up to `wait_s` until the other side accepts input."""
+        """Wait up to `wait_s` until the host accepts input."""
         with self._session.lock:
             if self._session.out_window_size == 0 and not self._session.closed:
                 self._session.out_buffer_cv.wait(wait_s)
@@ -208,7 +208,7 @@ class ParamikoTransport:
         self._via = via
 
     def alive(self) -> bool:
-        """Return whether the connection is open, as far as this side can tell."""
+        """Return whether the connection is open, as far as this process can tell."""
         return self._connection.is_active()
 
     def start(self, command: Sequence[str] | str) -> ParamikoChannel:

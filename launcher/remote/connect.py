@@ -18,7 +18,7 @@ class Transport(Protocol):
     peer_address: str  # the host's address; empty if unknown, as behind a jump host
 
     def alive(self) -> bool:
-        """Return whether the connection is open, as far as this side can tell."""
+        """Return whether the connection is open, as far as this process can tell."""
 
     def start(self, command: Sequence[str] | str) -> Channel:
         """Start the command, given as words or as a line for the user's shell, and return its channel. Raise Broken if
@@ -73,7 +73,7 @@ class Line(ClosedAtTheEnd):
 
     @property
     def alive(self) -> bool:
-        """Return whether the connection is open, as far as this side can tell."""
+        """Return whether the connection is open, as far as this process can tell."""
         return self._transport.alive()
 
     def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", limit_s: float = 60.0) -> Done:

@@ -135,7 +135,7 @@ class OpenSshTransport:
         self._folder = folder
 
     def alive(self) -> bool:
-        """Return whether the connection is open, as far as this side can tell."""
+        """Return whether the connection is open, as far as this process can tell."""
         if self._master is None:
             return _has_master(self._command)
         return self._master.process.poll() is None

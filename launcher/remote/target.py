@@ -45,7 +45,7 @@ class Target:
     """
 
     name: str  # the user's name for the host
-    hostname: str
+    hostname: str  # by which it is found in DNS, or its address
     port: int
     user: str
     keys: tuple[Path, ...]  # private keys that exist, in the order in which they are offered

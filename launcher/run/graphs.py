@@ -66,7 +66,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
     packages.
     """
 
-    id: RunId
+    id: RunId  # of the graph
     project: str
     on: str
     own_folders: tuple[str, ...]

@@ -54,9 +54,9 @@ class Collective(msgspec.Struct, frozen=True):
     `age_s` is the time since then; `p2p` marks a send or receive.
     """
 
-    seq: _Number
+    seq: _Number  # its sequence number in its process group
     op: _Line
-    done: bool = False
+    done: bool = False  # it is complete
     sizes: _Sizes = ()
     dtypes: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=64)] = ()
     frames: Frames = ()  # the call, the innermost frame first
@@ -70,7 +70,7 @@ class GroupLook(msgspec.Struct, frozen=True):
     """
 
     name: _Line
-    description: _Line = ""
+    description: _Line = ""  # that torch or the program gave the group
     ranks: _Ranks = ()  # global ranks of the members; empty: unknown
     entered: _Number = 0  # number of the newest collective that the rank entered
     last: Annotated[tuple[Collective, ...], msgspec.Meta(max_length=MOST_COLLECTIVES)] = ()  # oldest first
@@ -165,8 +165,8 @@ class RankLook(msgspec.Struct, frozen=True):
     step: _Number | None = None
     idle_s: float = 0.0  # seconds since its last report or output
     ended: bool = False
-    exit_code: int | None = None  # if it has ended
-    exit_signal: int | None = None
+    exit_code: int | None = None  # if it has ended by itself
+    exit_signal: int | None = None  # if a signal has ended it
 
 
 class HangVerdict(msgspec.Struct, frozen=True):
@@ -182,7 +182,7 @@ class HangVerdict(msgspec.Struct, frozen=True):
     ranks: _Ranks = ()  # at fault, the likeliest first
     where: str = ""  # the source line of the first of these ranks
     evidence: tuple[str, ...] = ()
-    hint: str = ""
+    hint: str = ""  # what the user can do
     distrusts_node: bool = False  # the node of the first rank may be the cause
     same: str = ""  # equal for two hangs by the same mismatch in the program; "": a restart may help
 
@@ -198,4 +198,4 @@ class HangReport(msgspec.Struct, frozen=True):
     verdict: HangVerdict
     ranks: tuple[RankLook, ...]
     took_s: float = 0.0  # seconds from the suspicion to the verdict
-    launch: str = VERSION
+    launch: str = VERSION  # the launcher's version

@@ -15,7 +15,7 @@ class ProcessId(msgspec.Struct, frozen=True):
     """
 
     host: str
-    boot_id: str
+    boot_id: str  # the kernel's id of the boot in which it ran
     pid: int
     start_ticks: int  # field 22 of /proc/PID/stat
 
@@ -53,7 +53,7 @@ class Intent(msgspec.Struct, frozen=True):
     cause: Cause | None  # why the previous attempt ended
     created_at: float
     created_by: ProcessId
-    cluster_kind: str = LOCAL
+    cluster_kind: str = LOCAL  # such as local, slurm, ssh
     # Identifies the cluster's job before its id is known; no secret.
     submit_token: str = msgspec.field(default="", name="ticket")
     batch: str = ""  # folder of the runs submitted as one job; "": submitted alone
@@ -115,8 +115,8 @@ class Exclusion(msgspec.Struct, frozen=True):
 
     host: str
     evidence: str
-    attempt: int
-    at: float
+    attempt: int  # in which it was lost
+    at: float  # Unix time of the loss
     until: float
 
 
@@ -157,7 +157,7 @@ class Environment(msgspec.Struct, frozen=True):
     packages: dict[str, str] = {}  # versions by the name in the package index
     cpus: int = 0
     gpus: tuple[str, ...] = ()  # names by the driver
-    driver: str = ""
+    driver: str = ""  # version of NVIDIA's
     system: str = ""
 
 
@@ -195,7 +195,7 @@ class RankExit(msgspec.Struct, frozen=True):
 
     generation: int
     rank: int
-    local_rank: int
+    local_rank: int  # its number among the ranks of its node
     node: int
     pid: int
     code: int | None = None  # exit status; None if a signal ended it or the end was not observed
@@ -214,7 +214,7 @@ class RankExit(msgspec.Struct, frozen=True):
     oom: bool = False  # evidence from cgroup, kernel or CUDA that memory ran out
     hung: bool = False  # killed by the agent because it made no progress
     fenced: bool = False  # it left because a newer start of the run writes the checkpoints
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None  # of it and its children, in main memory; None: unknown
     started_at: float = 0.0
     ended_at: float = 0.0
     log: str = ""  # relative to the run directory
@@ -344,7 +344,7 @@ class RunState(msgspec.Struct, frozen=True):
     cause: Cause | None = None
     exit_code: int | None = None
     step: int | None = None
-    total_steps: int | None = None
+    total_steps: int | None = None  # that the run will make, if its ranks reported that
     rate: float | None = None  # steps per second
     metrics: dict[str, float] = {}  # the newest numbers that ranks reported: loss and the like
     not_finite: dict[str, NotFinite] = {}  # those metrics that are NaN or infinite now
@@ -354,7 +354,7 @@ class RunState(msgspec.Struct, frozen=True):
     safe_checkpoint: int | None = None  # the newest with all second copies, complete without any one node's disk
     memory_copy: int | None = None  # the newest step whose snapshots are in another node's memory as well
     fingerprint: str | None = None
-    world_size: int | None = None
+    world_size: int | None = None  # number of ranks
     restarts: dict[str, int] = {}  # by cause, over all attempts
     nodes: tuple[NodeState, ...] = ()
     ranks: tuple[RankState, ...] = ()
@@ -403,7 +403,7 @@ class StopRequest(msgspec.Struct, frozen=True):
 
     kind: str  # cancel; preempt or limit: another attempt follows
     at: float
-    by: ProcessId
+    by: ProcessId  # the process that requested it
 
 
 class MoveRequest(msgspec.Struct, frozen=True):

@@ -94,7 +94,7 @@ class WentBack(msgspec.Struct, frozen=True, array_like=True):
 
     step: Count
     lost_steps: Count  # steps that are done again
-    why: Annotated[str, msgspec.Meta(max_length=500)] = ""
+    why: Annotated[str, msgspec.Meta(max_length=500)] = ""  # what led to the loss of the newer state
 
 
 class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
@@ -110,11 +110,12 @@ class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
     idle_s: float  # since its last report or output
     reported: bool  # it has reported something in this generation
     frozen: bool  # a signal has stopped it, according to the kernel
+    # From `step` to `not_finite` the newest values that the rank reported, None or empty if it reported none.
     step: Count | None = None
     total_steps: Count | None = None
-    checkpoint: Count | None = None
+    checkpoint: Count | None = None  # the newest step that is safely on disk
     metrics: Annotated[dict[Name, float], msgspec.Meta(max_length=128)] = {}
-    fingerprint: Text | None = None
+    fingerprint: Text | None = None  # hash of the weights
     not_finite: Annotated[dict[Name, NotFinite], msgspec.Meta(max_length=128)] = {}
     breakpoint: str = ""  # where it waits for a debugger
     malformed: Count = 0  # lines that were no valid reports
@@ -137,7 +138,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", tag_field="t"):
     """
 
     node: int
-    seq: Count
+    seq: Count  # sequence number, by which the answer names it
     generation: int
     ranks: tuple[RankHeartbeat, ...] = ()
     fetched: Count | None = None  # bytes fetched so far of the checkpoint that its ranks will load; None: no fetch
@@ -339,12 +340,12 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
     """
 
     generation: int
-    first_rank: int
-    local_world_size: int
+    first_rank: int  # number of this node's first rank
+    local_world_size: int  # number of ranks on this node
     world_size: int
-    group_rank: int
+    group_rank: int  # number of this node among the members
     group_world_size: int
-    master_addr: str
+    master_addr: str  # where rank 0 listens
     master_port: int
     restarts: int  # of the run so far
     replicas: tuple[ReplicaAddress, ...] = ()  # replica servers: the members' by group rank, then those of other nodes

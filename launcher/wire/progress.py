@@ -59,9 +59,9 @@ class Report(msgspec.Struct, frozen=True):
 
     step: int | None = None
     total_steps: int | None = None
-    checkpoint: int | None = None
-    fingerprint: str | None = None
-    asked_to_stop: bool = False
+    checkpoint: int | None = None  # a step that is safely on disk
+    fingerprint: str | None = None  # hash of the weights
+    asked_to_stop: bool = False  # it has a request to stop, such as a signal, and will exit
     called_exit: bool = False  # it calls sys.exit, or argparse does, as the rank's starter reports
     start_failed: str = ""  # why it could not become the rank, as the rank's starter reports
     done: bool | None = None  # False: there is more to do after all
@@ -77,7 +77,7 @@ class Report(msgspec.Struct, frozen=True):
     slow_s: float = 0.0
     usual_s: float = 0.0
     went_back_to: int | None = None  # the saved step from which training continued in place
-    lost_steps: int = 0
+    lost_steps: int = 0  # steps after that one, which are done again
     why: str = ""
 
 

@@ -35,7 +35,9 @@ _LOOKS = 12  # after so many everybody is looked at again: a number may have bec
 
 
 class Process(NamedTuple):
-    """The kernel's counters of one process; times and bytes include children that have ended."""
+    """The kernel's counters of one process: seconds of processors (`cpu_s`) and bytes, which include children that have
+    ended. `parent` is the pid of the process's parent.
+    """
 
     pid: int
     parent: int
@@ -57,7 +59,7 @@ class TreeUse(NamedTuple):
     memory: int
     read: int
     written: int
-    pids: frozenset[int]
+    pids: frozenset[int]  # of all these processes
 
 
 class Trees:
@@ -128,8 +130,10 @@ def _moved(pid: int) -> tuple[int, int]:
 
 
 class MachineUse(NamedTuple):
-    """The machine's counters since boot: CPU seconds of all cores, network bytes, disk bytes. `memory` is the number of
-    bytes in use now.
+    """The machine's counters since boot: CPU seconds of all cores, bytes `received` and `sent` over the network, bytes
+    `read` from and `written` to disks.
+
+    `memory` is the number of bytes in use now, of `memory_total`.
     """
 
     cpu_s: float = 0.0

@@ -61,12 +61,12 @@ class Home:
     run: RunDir
     attempt: AttemptDir
     node: NodePlan
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # that all processes of the node share
     offered: OfferedZygote | None = None
     notes: Path | None = None  # with recovery.mode hot: the folder in memory for what ranks record at each step
     snapshots: Path | None = None  # the folder in memory for step snapshots
     gate: int | None = None  # the descriptor over which the node's next agent would receive its arguments
-    oom: OomCounter = field(default_factory=OomCounter)
+    oom: OomCounter = field(default_factory=OomCounter)  # counts processes that were killed for memory
 
     @property
     def hot(self) -> bool:
@@ -110,16 +110,16 @@ class _Rank:
     local: int
     log: LogFile
     progress: Progress
-    active_at: float
+    active_at: float  # time of its last report or output, by the agent's clock
     started_at: float
     pipe: ProgressPipe = field(init=False)
-    control: ControlPipe | None = None
+    control: ControlPipe | None = None  # with recovery.mode hot
     pid: int = 0
     process: ProcessId | None = None
     hung: bool = False
     dumps: bool = False  # it writes its stacks because the agent asked, which is not activity
     replaced: bool = False  # another process takes its place
-    exit: RankExit | None = None
+    exit: RankExit | None = None  # None while it runs
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def close(self) -> None:

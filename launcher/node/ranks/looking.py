@@ -55,8 +55,8 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """The kernel's counters of a process: its state letter, its processor time, and the bytes that it read and
-    wrote.
+    """The kernel's counters of a process: its state letter, its processor time in seconds (`cpu_s`), and the bytes that
+    it read and wrote (`moved_bytes`).
     """
 
     state: str = ""

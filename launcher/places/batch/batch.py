@@ -123,8 +123,8 @@ class QueuedJob(msgspec.Struct, frozen=True):
     phase: Phase
     word: str  # the scheduler's own name of the state
     text: str = ""  # for people: why it waits, where it runs, who ended it
-    hosts: str = ""
-    submit_tokens: frozenset[str] = frozenset()
+    hosts: str = ""  # those that it has, in the scheduler's own notation
+    submit_tokens: frozenset[str] = frozenset()  # that it shows
     element: tuple[str, int] | None = None  # in an array: the array's id, and the number of the run from 0
     starts_at: float | None = None  # the scheduler's estimate while it waits
     ends_at: float | None = None  # by its time limit, while it runs
@@ -157,7 +157,7 @@ class NodeAnswer(msgspec.Struct, frozen=True):
 
     down: bool  # given up by the scheduler; a node that only takes no new jobs is not
     text: str  # its state and the reason, for people
-    booted_at: float | None = None
+    booted_at: float | None = None  # Unix time; None: not reported
     drains: bool = False  # an administrator wants no new jobs on it; its present jobs may end
 
 
@@ -175,7 +175,7 @@ class ExecHost(msgspec.Struct, frozen=True):
     used: bool = False  # jobs of any user run on it
     up: bool = True  # it answers
     drains: bool = False  # as in NodeAnswer
-    queues: frozenset[str] = frozenset()
+    queues: frozenset[str] = frozenset()  # whose jobs may run on it
     text: str = ""  # its state, for people
 
 

@@ -82,7 +82,7 @@ class GridEngineSystem(BatchSystem):
     submits = ("qsub", "-terse", "-v", environment.FILE)
     sees, ends, releases = "qstat -j", "qdel", "qrls"
     starts = ("qrsh", "-inherit", "-nostdin")
-    leaves_with: int | None = 99
+    leaves_with: int | None = 99  # the exit code by which a job is requeued
 
     def site(self) -> str:
         """Return a name made from the cell and its administrator; the qmaster's host is not used, because it may

@@ -82,7 +82,7 @@ class KubernetesSystem(BatchSystem):
     sees, ends = "kubectl describe jobset", "kubectl delete jobset --wait=false"
     id_variable = "JOB_LAUNCH_JOBSET"
     gpu_resource = "nvidia.com/gpu"
-    leaves_with: int | None = _AGAIN
+    leaves_with: int | None = _AGAIN  # the exit code upon which the JobSet starts again
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - a cordoned node is avoided by Kubernetes
         """Return the JobSet's manifest as JSON, with the submit token, for the run in the folder `where`. Kubernetes

@@ -25,7 +25,7 @@ class Address(msgspec.Struct, frozen=True):
     launch: str  # path of the program on the login node
     folder: str  # where code and runs are kept on the login node
     on: str  # the cluster's name on the login node
-    transport: str = "openssh"
+    transport: str = "openssh"  # or paramiko
 
     def __str__(self) -> str:
         return f"login node {self.login} of {self.cluster}"

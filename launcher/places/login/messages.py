@@ -87,7 +87,9 @@ class AskPreview(msgspec.Struct, frozen=True, tag="preview"):
 
 
 class RemotePreview(msgspec.Struct, frozen=True):
-    """The folder that the run would have, and what would be submitted to its batch system, None if nothing."""
+    """The folder that the run would have (`run_dir`), and in `handed` what would be submitted to its batch system, None
+    if nothing.
+    """
 
     run_dir: str
     handed: Preview | None
@@ -156,7 +158,7 @@ class KnownRun(msgspec.Struct, frozen=True):
 
     run: RunId
     attempt: AttemptNumber  # the newest known one
-    events: Count
+    events: Count  # bytes of the history
     tail: str  # digest of the end of the known events, to see whether new ones continue them
 
 
@@ -173,8 +175,8 @@ class AttemptNews(msgspec.Struct, frozen=True):
     reason: str
     cause: Cause | None
     created_at: float
-    end: AttemptEnd | None
-    stop: StopRequest | None
+    end: AttemptEnd | None  # None: it has not ended
+    stop: StopRequest | None  # None: no stop was requested
 
 
 class RunNews(msgspec.Struct, frozen=True):
@@ -190,7 +192,7 @@ class RunNews(msgspec.Struct, frozen=True):
     job: str | None
     attempts: Annotated[tuple[AttemptNews, ...], msgspec.Meta(max_length=MOST_ATTEMPTS)]  # from the newest known one on
     last: RunState | None  # its state.json
-    avoided: tuple[Exclusion, ...]
+    avoided: tuple[Exclusion, ...]  # hosts that the run excludes for a while
     events_at: Count  # offset of the events that follow; 0: they are all
     events: bytes
     more: bool = False  # there are more events than fit into this answer

@@ -78,7 +78,7 @@ class LsfSystem(BatchSystem):
     sees, ends, releases = "bjobs -l", "bkill", "bresume"
     starts = ("blaunch", "-n")
     id_variable, hosts_variable = "LSB_JOBID", "LSB_DJOB_HOSTFILE"
-    leaves_with: int | None = _AGAIN
+    leaves_with: int | None = _AGAIN  # the exit code by which a job is requeued
     most_in_array = 1000  # LSF's default of MAX_JOB_ARRAY_SIZE
 
     def site(self) -> str:

@@ -35,7 +35,7 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 class Greeting(msgspec.Struct, frozen=True):
     """The first message on a connection: the versions of the protocol and of the launcher."""
 
-    wire: int
+    wire: int  # the protocol's version
     launch: str  # the launcher's version
 
 

@@ -58,7 +58,9 @@ def contents(code: CodeList) -> Iterator[bytes]:
 
 
 def leads_out(path: str, link: str) -> bool:
-    """Return whether the link at `path` of a tree may lead out of the tree."""
+    """Return whether the link at `path` of a tree, with the target `link`, is absolute or may lead out of the tree by
+    `..`.
+    """
     parts = [part for part in link.split("/") if part not in ("", ".")]
     up = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
     # A `..` after a name: the name may be a link itself, so that the result is unknown.

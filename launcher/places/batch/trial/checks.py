@@ -43,7 +43,7 @@ class Hello(msgspec.Struct, frozen=True):
 
     launcher: str
     python: str
-    now: float
+    now: float  # Unix time by its clock
     addresses: Mapping[str, str]  # by interface; "": the address that the batch system gives
     error: str = ""  # why the requested interface has no address
 
@@ -80,13 +80,13 @@ class TrialJob:
     requeued, and `restarts` how often it was.
     """
 
-    waits: bool = True
+    waits: bool = True  # it has no nodes yet
     has_ended: bool = False
     word: str = ""  # the queue's own name of the state; RUNNING if it has its nodes
     reason: str = ""  # why it waits, in plain words
     nodes: str = ""  # in the queue's own notation
     starts_at: float | None = None
-    exit_code: int = 0
+    exit_code: int = 0  # if it has ended
     requeue: bool | None = None
     restarts: int = 0
 
@@ -100,7 +100,7 @@ class Trial:
     """
 
     job: str
-    hosts: Sequence[str] = ()
+    hosts: Sequence[str] = ()  # names of its nodes
     first_word_s: float | None = None  # from the submit
     state: TrialJob = TrialJob()
     seen: dict[str, SeenNode] = field(default_factory=dict)
@@ -131,11 +131,11 @@ def launcher_version() -> str:
 class Expected:
     """The versions and folders that nodes should have: those of this machine."""
 
-    rank_python: str
+    rank_python: str  # path of the ranks' interpreter
     runs_root: str
     launcher: str = field(default_factory=launcher_version)
     python: str = platform.python_version()
-    executable: str = sys.executable
+    executable: str = sys.executable  # path of the launcher's interpreter
 
 
 def read_stopped(log: str) -> dict[str, tuple[int, str]]:

@@ -35,7 +35,7 @@ class TrialJobs:
     """
 
     queue: BatchSystem
-    words: QueueNames
+    words: QueueNames  # names for messages
     ask: Callable[..., Answer]
     submits: Sequence[str]  # the submitting command, which reads the script from stdin
     on_each: str  # the shell command that runs {program} on each node

@@ -48,11 +48,11 @@ class SlurmJob(msgspec.Struct, frozen=True):
     state: JobState
     starts_at: float | None  # Slurm's estimate while it waits
     ends_at: float | None  # by its time limit while it runs
-    hosts: str
-    batch_host: str = ""
-    reason: str = ""
+    hosts: str  # a list such as `node[00-03]`
+    batch_host: str = ""  # the one that runs the batch script
+    reason: str = ""  # why it waits, in Slurm's words
     comment: str = ""
-    restarts: int | None = None
+    restarts: int | None = None  # how often it was requeued
     exit_code: int | None = None  # this and the next two only from the accounting
     signal: int | None = None
     submitted_at: float | None = None  # of a requeued job: the time of the requeue

@@ -31,9 +31,9 @@ class Node(msgspec.Struct, frozen=True):
     state: tuple[str, ...]
     cpus: int
     memory_mb: int
-    gres: str
+    gres: str  # its generic resources, such as `gpu:a100:4`
     gpus: int
-    reason: str
+    reason: str  # the administrator's, for its state
     partition: str = ""
     default: bool = False  # `partition` is Slurm's default
     address: str = ""
@@ -75,7 +75,7 @@ class Partition(msgspec.Struct, frozen=True):
     """
 
     name: str
-    default: bool
+    default: bool  # jobs go there that name no partition
     availability: str  # up, down, drain, inact
     max_time_s: float | None
     default_time_s: float | None

@@ -11,7 +11,9 @@ _PARTITIONS = "`sinfo` lists what there is"
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """One known refusal: a part of Slurm's message, its meaning, and what the user can do."""
+    """One known refusal: a part of Slurm's message (`sign`), its meaning in plain `words`, and what the user can do
+    (`cure`).
+    """
 
     sign: str
     words: str

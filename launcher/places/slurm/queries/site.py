@@ -25,7 +25,7 @@ class Config(msgspec.Struct, frozen=True):
     kill_wait_s: float | None
     min_job_age_s: float | None
     preempt_mode: str | None
-    accounting: bool | None
+    accounting: bool | None  # records of jobs are kept
     preempt_type: str | None  # preempt/partition_prio
     expedites: bool = False  # jobs may ask for the expedited requeue: at once and first, after the loss of a node
     grows: bool = True  # nodes are powered up on demand, so that sinfo may not show all
