@@ -53,8 +53,8 @@ class _Stopped(Exception):
 
 
 class _Superseded(Exception):
-    """Raised in the uploading thread when the run has ended: all nodes then upload the newest checkpoint, so that an
-    older one may stay incomplete.
+    """Raised in the uploading thread to abandon an older checkpoint, because the run has ended and all nodes now upload
+    the newest one.
     """
 
 

@@ -223,7 +223,9 @@ class Place(ABC):
         """
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-        """End the attempt although the hosts in `gone` do not answer, which a user has given up; return the report."""
+        """End the attempt although the hosts in `gone`, which a user has given up, do not answer; return the report. By
+        default raise NotSupported.
+        """
         raise self.not_supported("giving up hosts", "hint: only a pool needs it; cancel without --gone")
 
     def discover(self, ref: str) -> Path | None:
@@ -264,7 +266,9 @@ class Place(ABC):
         return []
 
     def bring_newest(self, run: RunDir) -> None:
-        """Copy the newest checkpoint and the logs to this machine, because the run is to continue somewhere else."""
+        """Copy the newest checkpoint and the logs to this machine, because the run is to continue somewhere else; by
+        default nothing is copied.
+        """
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
         """Copy the files that ranks wrote on other machines beside their code below `draft`; return one folder for each

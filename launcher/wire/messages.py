@@ -94,7 +94,7 @@ class WentBack(msgspec.Struct, frozen=True, array_like=True):
 
     step: Count
     lost_steps: Count  # steps that are done again
-    why: Annotated[str, msgspec.Meta(max_length=500)] = ""  # what led to the loss of the newer state
+    why: Annotated[str, msgspec.Meta(max_length=500)] = ""  # why no rank had a newer state
 
 
 class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):

@@ -118,7 +118,7 @@ class Programs(msgspec.Struct, frozen=True):
         return any(os.fstat(file).st_size > self.most_bytes for file in files)
 
     def _silent(self, program: str, said: str) -> Unreachable:
-        """Return the error for a server that does not answer; `said` is what the command printed."""
+        """Return the error for a server that does not answer; `said` is what the command `program` printed."""
         return Unreachable(f"the {self.called} {self.server} does not answer ({os.path.basename(program)}: {said})")
 
 
@@ -136,7 +136,9 @@ def error_lines(program: str, text: str) -> list[str]:
 
 
 def _no_client(program: str, called: str, error: OSError) -> Unreachable:
-    """Return the error for a command that is missing or cannot be started."""
+    """Return the error for the command `program` of the batch system `called`, which is missing or cannot be
+    started.
+    """
     hint = f"hint: this needs {called}'s programs: run it on a login node of the cluster, or load their module"
     if isinstance(error, FileNotFoundError):
         return Unreachable(f"no `{program}` on PATH", hint)

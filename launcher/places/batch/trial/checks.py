@@ -167,8 +167,8 @@ class QueueNames:
     server: str  # what its commands ask, such as a controller
     silent_hint: str  # what to do if the server does not answer
     submit: str  # the submitting command, such as sbatch
-    shows_ended: str
-    shows_nodes: str
+    shows_ended: str  # the command that shows an ended job
+    shows_nodes: str  # the command that shows the nodes' states
     others: str  # the options that request other nodes
     starter: str  # the command that starts programs on nodes
     starts: str  # the service on a node that must answer the starter
