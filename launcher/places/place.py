@@ -182,8 +182,8 @@ class Place(ABC):
         return 1
 
     def runs_folder(self, spec: "JobSpec") -> str:
-        """Return the folder that, on every machine of the place, contains the folders of runs; only places with
-        `remote` have one.
+        """Return the folder that, on every machine of the place, contains the folders of runs. Raise NotSupported by
+        default, as only places with `remote` have one.
         """
         raise self.not_supported("a folder of runs on other machines")
 
@@ -214,7 +214,9 @@ class Place(ABC):
         """
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Let a run start that was submitted to be held; do nothing if it is not held."""
+        """Let a run start that was submitted to be held; do nothing if it is not held. By default raise
+        NotSupported.
+        """
         raise self.not_supported("holding a run")
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
@@ -238,17 +240,17 @@ class Place(ABC):
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
         """Start `launcher.programs visit` on the machine of the node, and return the connection to it; raise
-        Unreachable or Refused.
+        Unreachable or Refused, or by default NotSupported.
         """
         raise self.not_supported("a program beside the ranks of a run")
 
     def line_to(self, run: RunDir, node: int) -> "Line":
-        """Return a connection to the machine of the node; raise Unreachable or Refused."""
+        """Return a connection to the machine of the node; raise Unreachable or Refused, or by default NotSupported."""
         raise self.not_supported("a connection to a node that could carry others")
 
     def hosts_now(self, spec: "JobSpec") -> list[HostNow]:
-        """Return each host that a job with these options could get, as far as known; raise LaunchError if the cluster
-        cannot be asked.
+        """Return each host that a job with these options could get, as far as known, by default none; raise LaunchError
+        if the cluster cannot be asked.
         """
         return []
 
@@ -260,8 +262,8 @@ class Place(ABC):
         """
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
-        """Copy logs, metrics and a checkpoint (`newest`, `none`, or a step) to this machine; return a line of text
-        about each.
+        """Copy logs, metrics and a checkpoint (`newest`, `none`, or a step) from other machines to this one; return a
+        line of text about each. By default nothing is copied.
         """
         return []
 
@@ -284,7 +286,7 @@ class Place(ABC):
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> "list[Checkpoint]":
         """Return the checkpoints of a run whose newest attempt is on other machines; with `verify` those machines
-        compare every byte with the manifests.
+        compare every byte with the manifests. By default raise NotSupported.
         """
         raise self.not_supported("a list of checkpoints on other machines")
 

@@ -58,7 +58,7 @@ def die_with(parent: int) -> None:
 
 
 def _prctl(option: int, value: int, name: str) -> None:
-    """Call prctl; raise OSError if it fails."""
+    """Call prctl with `option` and `value`; raise OSError, which names the option as `name`, if it fails."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({name})")
 

@@ -24,8 +24,10 @@ WORDS = QueueNames(
 
 
 class GridEngineDoctor(BatchDoctor):
-    """The checks of a Grid Engine site; a trial uses the chosen parallel environment, or else the first that is
-    usable.
+    """The checks of a Grid Engine site; a trial uses the chosen parallel environment, or else the first that is usable.
+
+    `words` are the names of Grid Engine's programs, `starting` is the command that starts a program on a host of the
+    job.
     """
 
     words, starting = WORDS, "qrsh -inherit"

@@ -25,7 +25,9 @@ _SOON_S = 30  # between the first signal of an end and the last one, a run has t
 
 
 class LsfDoctor(BatchDoctor):
-    """The checks of an LSF cluster, which query the daemons of its master host."""
+    """The checks of an LSF cluster, which query the daemons of its master host. `words` are the names of LSF's
+    programs.
+    """
 
     words = WORDS
 

@@ -24,9 +24,10 @@ WORDS = QueueNames(
 
 
 class PbsDoctor(BatchDoctor):
-    """The checks of a PBS site, which query its server.
+    """The checks of a PBS site, which query its server. `words` are the names of PBS's programs.
 
-    The output of pbs_tmrsh goes to PBS's own files, so that only its exit code is seen.
+    The output of pbs_tmrsh goes to PBS's own files, so that only its exit code is seen; nor does it pass its stdin on
+    (`by_stdin`).
     """
 
     words, by_stdin = WORDS, False

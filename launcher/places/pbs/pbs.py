@@ -129,7 +129,7 @@ class PbsSystem(BatchSystem):
     def requeue(self, job: str) -> str:
         """Requeue the job; return why PBS refuses, or "".
 
-        Most sites let only operators requeue jobs; a new job is then submitted.
+        Most sites let only operators requeue jobs; the caller then submits a new job.
         """
         return ask(["qrerun", job]).refusal
 

@@ -77,7 +77,9 @@ def _make(place: str, folder: str, asked: dict[str, object]) -> None:
 
 
 def _borrow(packages: str) -> None:
-    """Make the environment use this Python's installed packages, for a bundle whose compiled packages do not fit it."""
+    """Make the environment, whose packages are in the folder `packages`, use this Python's installed packages, for a
+    bundle whose compiled packages do not fit it.
+    """
     import site  # late: only where our packages do not fit
 
     folders = [*site.getsitepackages(), site.getusersitepackages()]

@@ -73,7 +73,9 @@ def _contents(code: CodeList) -> dict[str, Content]:
 
 
 def _content(file: CodeFile, digest: str | None) -> Content:
-    """Return the three properties in which two equal files agree: link target, digest, executable bit."""
+    """Return the three properties in which two equal files agree: link target, `digest` (None for a link), executable
+    bit.
+    """
     return file.link, digest, file.executable
 
 
