@@ -150,8 +150,8 @@ class _Redaction:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A file of the archive before its redaction: a text, a record or, with `lines`, a list of them to be written line
-    by line.
+    """A file of the archive before its redaction: a text, a record or, with `lines`, a list of records to be written
+    line by line. `cut`: only the last part of the file is in it.
     """
 
     name: str
@@ -172,8 +172,8 @@ class _Part:
 def collect(one: api.Run) -> DebugArchive:
     """Collect the contents of a run's archive, after fetching logs from the machines that answer.
 
-    Raise Refused if a secret's value is not on this machine, so that it cannot be redacted, and Damaged if it cannot be
-    read.
+    Raise Refused if a secret's value is not on this machine, so that it cannot be redacted, and Damaged if a record
+    with secrets cannot be read.
     """
     left_out = list[str]()
     try:

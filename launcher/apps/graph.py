@@ -80,7 +80,9 @@ class Graph:
         return [Run(one.run, runs / one.run) for one in self._record().steps if (runs / one.run).is_dir()]
 
     def state(self, fresh_s: float = WATCH_S) -> State:
-        """Return the state of all steps together, as state_of() defines it."""
+        """Return the state of all steps together, as state_of() defines it; a cluster's answer may be `fresh_s` seconds
+        old.
+        """
         return state_of(self.steps(fresh_s))
 
     def wait(self, timeout_s: float | None = None) -> State:
@@ -157,7 +159,7 @@ def _is_to_go_on(step: StepStatus) -> bool:
 def submit_graph(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Graph:
     """Start a run for each of the spec's `steps`, and return the graph.
 
-    The spec is a file, or its content as for submit().
+    The spec is a file, or its content as for submit(). `on` is the cluster of steps that name none.
     """
     from launcher.submission.graphs import open_graph  # late: it reads YAML
 

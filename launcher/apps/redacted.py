@@ -67,7 +67,8 @@ def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
 
 
 def known_secrets(run: RunDir, attempt: int) -> tuple[str, ...]:
-    """Return each secret of a run once, as far as its records can be read; no error is raised for one that cannot.
+    """Return each secret of a run's attempts up to `attempt` once; at a record that cannot be read the search ends, and
+    no error is raised.
 
     It is for a page whose reader may read all secrets anyway.
     """

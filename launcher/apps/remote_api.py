@@ -93,9 +93,11 @@ def serve_requests() -> int:
 
 
 def serve_inside(run: str = "", node: str = "", role: str = "") -> int:
-    """Serve `launch _inside RUN NODE`: relay messages between the caller and a program on the node that inspects ranks.
+    """Serve `launch _inside RUN NODE`: relay messages between the caller and a program on the node that inspects ranks,
+    until both have ended; return the exit code.
 
-    Return the exit code. An error is sent to the caller.
+    `node` is the node's number, and `role` the side role that is meant ("": the run itself). An error is sent to the
+    caller.
     """
     source, sink = take_stdio()
     try:
@@ -112,7 +114,7 @@ def answer(request: Request) -> Any:
     """Carry out a request and return its answer; a LaunchError is sent back to the caller."""
     match request:
         case AskMachine() | AskHosts() | AskQueue() | AskRunsFolder():
-            return _of_cluster(request)
+            return _answer_on_cluster(request)
         case AskPreview():
             return _preview(request)
         case OpenRuns():
@@ -129,16 +131,16 @@ def answer(request: Request) -> Any:
         case AskOutputs():
             return _outputs(request)
         case EndRun() | IncludeNodes() | ReleaseRun():
-            return _of_life(request)
+            return _answer_on_run(request)
         case AskCheckpoints() | AskStock() | GivePiece() | KeepPiece():
-            return _of_checkpoints(request)
+            return _answer_on_checkpoints(request)
         case TidyRuns():
             return _tidy(request)
         case _:
             assert_never(request)
 
 
-def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> Any:
+def _answer_on_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> Any:
     """Return the answer to a question about a cluster: its machines, hosts, queue options, or folder of runs."""
     match request:
         case AskMachine(on=on, spec=spec):
@@ -154,7 +156,7 @@ def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> An
             return str(_runs_root(request.folder))
 
 
-def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
+def _answer_on_run(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
     """Cancel or release a run, or let it use excluded nodes again, as the request says; return the answer."""
     match request:
         case EndRun():
@@ -165,7 +167,7 @@ def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
             return api.release(_run(request.run))
 
 
-def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) -> Any:
+def _answer_on_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) -> Any:
     """List a run's checkpoints, or read or write a piece of one, as the request says; return the answer."""
     match request:
         case AskCheckpoints():
@@ -199,7 +201,10 @@ def _preview(request: AskPreview) -> RemotePreview:
 
 
 def _open_runs(request: OpenRuns) -> Outcome:
-    """Start the requested runs, once however often the request comes; return the outcome."""
+    """Start the requested runs and return the outcome.
+
+    If the same request has come before, nothing is started twice, and its stored outcome is returned.
+    """
     folder = folder_of(request.folder)
     token = Token(folder, request.token)
     if any(one.spec >= len(request.specs) for one in request.runs):
@@ -250,7 +255,10 @@ def _checkpoints(token: Token) -> Path:
 
 
 def _open_attempt(request: OpenAttempt) -> Outcome:
-    """Resume a run, once however often the request comes; return the outcome."""
+    """Resume a run and return the outcome.
+
+    If the same request has come before, nothing is started twice, and its stored outcome is returned.
+    """
 
     def start(choose: Callable[[Runs], None]) -> Runs:
         """Start the run's next attempt, and return the run's id and folder."""
@@ -378,9 +386,10 @@ def _piece(request: GivePiece) -> bytes:
 
 
 def _tidy(request: TidyRuns) -> list[KeptRemote]:
-    """Return what this machine stores of the runs, and of code that no run needs.
+    """Return the sizes of what this machine, and others that it can reach, store of the runs and of code that no run
+    needs.
 
-    With `request.remove`, delete the runs that have ended, and that code.
+    With `request.remove`, the runs that have ended and that code are deleted once this machine has measured them.
     """
     known = dict(registry.registered())
     there = [api.Run(run_id, known[run_id]) for run_id in request.runs if run_id in known and known[run_id].is_dir()]

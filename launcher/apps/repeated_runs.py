@@ -84,7 +84,7 @@ def name_of(wish: Request) -> RunId:
 def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
     """Return the result of `act`, which waits for the run.
 
-    If it raises or is interrupted, the run is cancelled.
+    If it raises or is interrupted, the run is cancelled, and `tell` is called with a line that says so.
     """
     try:
         return act()

@@ -23,7 +23,9 @@ class ActionRequest(msgspec.Struct, frozen=True):
 
 
 class ActionReport(msgspec.Struct, frozen=True):
-    """The result of an action (`done`), or a description of what it would do, as text for the user."""
+    """The answer to a request for an action. `said` is text for the user: what an action that was taken (`done`) did,
+    or what one that was only described would do.
+    """
 
     said: str
     done: bool

@@ -86,11 +86,11 @@ def read_artifact(run: RunDir, name: str) -> bytes:
             raise NoSuchRun(f"{name[:200]!r}: no such artifact")
         if found.st_size > _MOST_BYTES:
             raise Refused(f"{name[:200]}: has {found.st_size} bytes, and the board shows {_MOST_BYTES} at most")
-        return _whole(file)
+        return _content_of(file)
 
 
-def _whole(file: int) -> bytes:
-    """Return at most `_MOST_BYTES` bytes of an open file, which may grow while it is read."""
+def _content_of(file: int) -> bytes:
+    """Return the content of an open file, cut after `_MOST_BYTES` bytes, because the file may grow while it is read."""
     parts, left = list[bytes](), _MOST_BYTES
     while left and (part := os.read(file, left)):
         parts.append(part)
@@ -99,7 +99,9 @@ def _whole(file: int) -> bytes:
 
 
 def _opened(stack: contextlib.ExitStack, path: Path, flags: int, folder: int | None) -> int:
-    """Open a file below the open folder `folder` and return its descriptor, which `stack` closes."""
+    """Open the file `path`, relative to the open folder `folder` (None: the working folder), and return its descriptor;
+    `stack` closes it.
+    """
     fd = os.open(path, flags, dir_fd=folder)
     stack.callback(os.close, fd)
     return fd

@@ -54,7 +54,8 @@ class HostSums(msgspec.Struct, frozen=True):
 
 class BoardCluster(msgspec.Struct, frozen=True):
     """A cluster as the page shows it. `at` is when its hosts were last read (None: never), `asking` tells whether a
-    query is under way, and `doctor` has the last findings of `launch doctor`.
+    query is under way, `error` says why the last one failed or is "", `running` are ids of runs, and `doctor` has the
+    last findings of `launch doctor`.
     """
 
     name: str
@@ -112,7 +113,11 @@ class Survey:
             return
 
     def _ask(self, name: str, place: "ClusterEntry", spec: "JobSpec | None") -> "Future[list[HostNow]]":
-        """Return the future of a query for the cluster's hosts: the one under way or still fresh, else a new one."""
+        """Return the future of a query for the hosts of the cluster `name`: the last query if it is under way or still
+        fresh, else a new one.
+
+        `spec` names the hosts of a pool that the clusters file lacks; it is None for any other cluster.
+        """
         with self._lock:
             began, future = self._asked.get(name, (float("-inf"), None))
             old = time.monotonic() - began >= self._fresh_s

@@ -28,12 +28,12 @@ def board_life(status: RunStatus, measured: MeasuredRun, now: float) -> Life:
     life = read_life(status, now)
     names = filter(is_of_a_validation, measured.names)
     points = {name: measured.points(name) for name in names}
-    marks = [*life.marks, *_saved(_here(status), status), *validations(points)]
+    marks = [*life.marks, *_checkpoint_marks(_checkpoints_on_disk(status), status), *validations(points)]
     return msgspec.structs.replace(life, marks=tuple(sorted(marks, key=lambda mark: mark.at)))
 
 
-def _here(status: RunStatus) -> list[Checkpoint]:
-    """Return the checkpoints on this disk; after an error, those that were read before it."""
+def _checkpoints_on_disk(status: RunStatus) -> list[Checkpoint]:
+    """Return the run's checkpoints on this disk or, if one cannot be read, those that were read before it."""
     found = list[Checkpoint]()
     with contextlib.suppress(LaunchError, OSError):
         for one in checkpoints(RunDir(Path(status.run_dir))):
@@ -41,7 +41,7 @@ def _here(status: RunStatus) -> list[Checkpoint]:
     return found
 
 
-def _saved(found: Iterable[Checkpoint], status: RunStatus) -> Iterator[LifeMark]:
+def _checkpoint_marks(found: Iterable[Checkpoint], status: RunStatus) -> Iterator[LifeMark]:
     """Yield a mark for each checkpoint.
 
     Its kind is `best` for one selected by a monitored value, `safe` if it survives the loss of any one disk, else
@@ -65,7 +65,7 @@ def validations(points: Mapping[str, Iterable[MeasuredPoint]]) -> Iterator[LifeM
     """
     found: dict[int, tuple[float, list[str]]] = {}
     for name in filter(is_of_a_validation, points):
-        for step, moment, value in thinned(_new(points[name])):
+        for step, moment, value in thinned(_without_repeats(points[name])):
             at, words = found.get(step, (0.0, []))
             found[step] = max(moment, at), [*words, f"{name} {value:.4g}"]
     steps = sorted(step for step, (at, _) in found.items() if at > 0)
@@ -89,7 +89,7 @@ def thinned(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
     return kept if last is None or kept[-1] == last else [*kept, last]
 
 
-def _new(points: Iterable[MeasuredPoint]) -> Iterator[MeasuredPoint]:
+def _without_repeats(points: Iterable[MeasuredPoint]) -> Iterator[MeasuredPoint]:
     """Yield the points, without those that repeat the value of the step just before."""
     before: MeasuredPoint | None = None
     for point in points:
@@ -99,7 +99,7 @@ def _new(points: Iterable[MeasuredPoint]) -> Iterator[MeasuredPoint]:
 
 
 def is_of_a_validation(name: str) -> bool:
-    """Return whether a metric's name is that of a validation result, such as `val_loss`, for which a direction is
-    better.
+    """Return whether a metric's name is that of a validation result, such as `val_loss`, and tells whether larger or
+    smaller values are better.
     """
     return name.startswith(_OF_A_VALIDATION) and better(name) != 0

@@ -50,22 +50,22 @@ class BoardRow(msgspec.Struct, frozen=True):
     note: str
     description: str
     cluster: str
-    job: str | None
+    job: str | None  # its id in the batch system
     state: State
     ended: bool
     cause: Cause | None
     headline: str
     step: int | None
-    total: int | None
-    rate: float | None
+    total: int | None  # steps of the whole training
+    rate: float | None  # steps per second
     eta_s: float | None
     submitted_at: float
     started_at: float | None
     ended_at: float | None
     as_of: float | None
     args: dict[str, str]
-    metrics: dict[str, Number]
-    best: dict[str, tuple[float, int]]
+    metrics: dict[str, Number]  # the newest value of each
+    best: dict[str, tuple[float, int]]  # by metric: (best value, its step)
     restarts: int
     nodes: int
     world_size: int | None
@@ -76,7 +76,7 @@ class BoardRow(msgspec.Struct, frozen=True):
 
 
 def board_row(status: RunStatus, about: About, figures: Figures, group: RunGroup | None = None) -> BoardRow:
-    """Return the table row of a run."""
+    """Return the table row of a run; `group` is the group that it belongs to, or None."""
     said = status.last_word if status.state is State.FAILED else status.message
     return BoardRow(
         id=status.run,

@@ -95,15 +95,15 @@ class RunHead(msgspec.Struct, frozen=True):
     exit_code: int | None
     job: str | None
     run_dir: str
-    checkpoint: int | None
+    checkpoint: int | None  # the step of its newest one
     checkpoint_words: str  # describes its newest checkpoint
     safe_checkpoint: int | None
     restarts: Restarts
     failure: Failure | None
-    not_finite: dict[str, NotFinite]
+    not_finite: dict[str, NotFinite]  # metrics that are NaN or infinite now
     nodes: list[BoardNode]
     ranks: list[BoardRank]
-    avoided: tuple[Exclusion, ...]
+    avoided: tuple[Exclusion, ...]  # nodes that were lost, and are not used for a while
     last_rank: str = ""  # names the rank for which others wait in collectives, or ""
     hang: str = ""  # explains the hang that it is in, or that made it fail, or ""
     roles: tuple[BoardRole, ...] = ()
@@ -130,18 +130,20 @@ class RunView(msgspec.Struct, frozen=True):
 
 
 class BoardCheckpoint(msgspec.Struct, frozen=True):
-    """A row of the table of checkpoints. It has no paths, which mean nothing to a browser on another machine."""
+    """A row of the table of checkpoints. None stands for a fact that the checkpoint does not tell. It has no paths,
+    which mean nothing to a browser on another machine.
+    """
 
     step: int
-    kind: str
-    state: str
-    reason: str
+    kind: str  # step, or best for one selected by a monitored value
+    state: str  # the condition of its bytes, such as ok or damaged
+    reason: str  # why it is not complete, or ""
     saved_at: float | None
     size_bytes: int | None
     world_size: int | None
     attempt: int | None
-    finite: bool | None
-    info: dict[str, str | Number | bool | None]
+    finite: bool | None  # whether every weight is a finite number
+    info: dict[str, str | Number | bool | None]  # values that the user saved with it
 
 
 class BoardCheckpoints(msgspec.Struct, frozen=True):
@@ -163,7 +165,8 @@ def run_head(
 ) -> RunHead:
     """Return the changing data of a run.
 
-    `last` is a newer value than that in `row`, and `hang` the report of the run's hang; None if there is none.
+    `checkpoint_words` describes its newest checkpoint, `last` is a newer value of its loss than `row` has (None: there
+    is none), and `hang` the report of its hang (None: there is none).
     """
     failure = status.failure
     return RunHead(
@@ -244,9 +247,9 @@ def _ranks(status: RunStatus, hang: HangReport | None) -> list[BoardRank]:
 
 
 def _rank(rank: RankState, usual: int, node: NodeLoad | None, last: bool) -> BoardRank:
-    """Return one rank.
+    """Return one rank; `node` is the load of its node, or None.
 
-    It is a straggler if it is far behind the `usual` step, or with `last`, which says that others wait for it in
+    The rank is a straggler if it is far behind the `usual` step, or with `last`, which says that others wait for it in
     collectives.
     """
     behind = max(0, usual - rank.step) if rank.step is not None and rank.state == "running" else 0
@@ -267,7 +270,9 @@ def _busy(gpus: Iterable[GpuLoad]) -> float | None:
 
 
 def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
-    """Return the unchanging data of a run; what cannot be read is empty."""
+    """Return the unchanging data of a run, with the command and the environments of attempt number `attempt`; what
+    cannot be read is empty.
+    """
     from launcher.status.compared import environments  # late: it knows all options of a spec; the first page does not
 
     at = RunDir(run.path)

@@ -167,7 +167,7 @@ def _refused(_: Request, error: Exception) -> Response:
 
 
 def _read_ahead(board: Board) -> None:
-    """Read what a page requests first, while the user's browser is still starting."""
+    """Read the data that a page requests first into memory, while the user's browser is still starting."""
     for name in PAGE_FILES:
         page_file(name)
     for one in board.first:
@@ -239,16 +239,16 @@ def _asked_run(question: _Question) -> api.Run:
 def _secrets(question: _Question) -> tuple[str, ...]:
     """Return the secrets of all runs that the request names."""
     named = [
-        *_words(question, "runs"),
-        *_words(question, "with"),
+        *_words_in_query(question, "runs"),
+        *_words_in_query(question, "with"),
         *filter(None, [question.request.path_params.get("run")]),
     ]
     runs = question.feed.runs
     return tuple(secret for ref in named for secret in runs.known(api.run(ref)).secrets)
 
 
-def _words(question: _Question, name: str) -> list[str]:
-    """Return the words in a query parameter, which are separated by commas."""
+def _words_in_query(question: _Question, name: str) -> list[str]:
+    """Return the words, separated by commas, in the query parameter `name`; an empty list if it is not given."""
     return [word for word in question.request.query_params.get(name, "").split(",") if word]
 
 
@@ -272,7 +272,7 @@ def _count(question: _Question, name: str, usual: int) -> int:
 def _ranks(question: _Question) -> frozenset[int] | None:
     """Return the ranks in a query such as `ranks=0,3-5`, or None, for all, if it is not given."""
     found = set[int]()
-    for word in _words(question, "ranks"):
+    for word in _words_in_query(question, "ranks"):
         part = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", word)
         if part is None:
             raise BadInput(f"ranks: expected numbers such as 0 or 0,3-5, got {word[:100]!r}")
@@ -320,7 +320,7 @@ def _runs(question: _Question) -> dict[str, object]:
 
 def _compare(question: _Question) -> object:
     """Return the comparison of the runs that the query names; raise BadInput if it names fewer than two."""
-    refs = _words(question, "runs")
+    refs = _words_in_query(question, "runs")
     if not 2 <= len(refs) <= _MOST_COMPARED:
         raise BadInput(f"runs: expected 2 to {_MOST_COMPARED} runs, got {len(refs)}")
     return api.compare([api.run(ref) for ref in refs])
@@ -376,7 +376,7 @@ def _curves(question: _Question) -> Curves:
         raise BadInput(f"by: expected step or time, got {by[:100]!r}")
     low, high = _number(question, "from", -math.inf), _number(question, "to", math.inf)
     window = CurveWindow(cast("By", by), low, high, _count(question, "px", 800))
-    one, names, measured = _asked_part(question), _words(question, "names"), question.board.measured
+    one, names, measured = _asked_part(question), _words_in_query(question, "names"), question.board.measured
     if (of := question.request.query_params.get("of", "metrics")) not in ("metrics", "system"):
         raise BadInput(f"of: expected metrics or system, got {of[:100]!r}")
     if of == "system":

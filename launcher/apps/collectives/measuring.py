@@ -171,10 +171,11 @@ def collectives(
     cluster: str = LOCAL, *, ranks: Sequence[int] = (2,), nodes: int = 1, sizes: Sequence[int] = SIZES,
     backend: str = "auto", overrides: Sequence[str] = (), tell: Tell = lambda _: None,
 ) -> CollectivesReport:  # fmt: skip
-    """Measure and check each collective on a cluster, on each number in `ranks`, spread evenly over the nodes; return
-    the report.
+    """Measure and check each collective operation on a cluster, for each number in `ranks`, spread evenly over `nodes`
+    nodes, and each message size in bytes in `sizes`; return the report.
 
-    The run is removed once its output is complete. `tell` is called with lines on the progress.
+    `overrides` change the spec of the run, which is removed once its output is complete. `tell` is called with lines on
+    the progress.
     """
     least, most = min(ranks, default=0), max(ranks, default=0)
     if least < 2:

@@ -38,7 +38,7 @@ def is_of_the_training(metric: str) -> bool:
 def compared_rows(
     undisturbed: Mapping[int, Rows], disturbed: Mapping[int, Rows], chosen: Collection[str] = ()
 ) -> ComparedRows:
-    """Compare what two runs reported, rank by rank, at the steps that both reported; NaN equals NaN.
+    """Compare what two runs reported, given by rank, at the steps that both reported; NaN equals NaN.
 
     Only the metrics in `chosen` are compared or, if it is empty, all but rates and times.
     """

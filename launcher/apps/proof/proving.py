@@ -78,7 +78,7 @@ class DisturbedRun:
 
     def finish(self) -> RunStatus:
         """Wait until the run has ended, and return its status; resume it if a kill has ended it."""
-        while not (status := self._look()).state.ended:
+        while not (status := self._status_after_resume()).state.ended:
             time.sleep(_LOOK_S)
         return status
 
@@ -91,7 +91,7 @@ class DisturbedRun:
         with contextlib.ExitStack() as stack:
             visit: Visit | None = None
             rank = node = 0
-            while not (status := self._look()).state.ended:
+            while not (status := self._status_after_resume()).state.ended:
                 if self._trains(status):
                     if visit is None:  # before its step, for it takes a while to get there
                         nodes = self._run.nodes_of_ranks()
@@ -105,7 +105,11 @@ class DisturbedRun:
         return Kill(kill.step, _OVER)
 
     def _hit(self, kill: PlannedKill, status: RunStatus, step: int, visit: Visit, rank: int, node: int) -> Kill:
-        """Kill the chosen rank, or everything of the run on its node, and return the kill."""
+        """Kill the chosen rank, or everything of the run on its node, through `visit`, a connection to the node; return
+        the kill.
+
+        A kill that fails is returned with the reason in `missed`.
+        """
         whole = self._mode.whole_node
         at = time.time()
         try:
@@ -131,10 +135,9 @@ class DisturbedRun:
         history = read_lines(RunDir(self._run.path).events, Event)
         return any(one.kind == "training" and (one.attempt, one.generation) == now for one in history)
 
-    def _look(self) -> RunStatus:
-        """Return the run's status.
-
-        If a kill of a whole node has ended the run, resume it first.
+    def _status_after_resume(self) -> RunStatus:
+        """Return the run's status; if a kill of a whole node has ended the run, resume it first and return the status
+        after that.
         """
         status = self._run.status(WATCH_S)
         if not self._dark or (status.attempt, status.generation) > self._struck:
@@ -158,8 +161,10 @@ def prove(
 ) -> Proof:  # fmt: skip
     """Check that a training ends with the same results wherever it is killed, and return the verdict.
 
-    `ref` is a spec file or a run. The training is made once undisturbed and once for each mode. If this is interrupted,
-    the active run is cancelled. Runs of an exact proof are removed, unless `keep`.
+    `ref` is a spec file or a run, which is trained once undisturbed and once in each of the `modes` of disturbing it
+    (empty: those that suit the spec). Each mode makes `kills` kills, at steps drawn by `seed` (None: a random one).
+    `steps` limits the training, and only `metrics` are compared (empty: all but rates and times). If this is
+    interrupted, the active run is cancelled. Runs of an exact proof are removed, unless `keep`.
     """
     _refuse_unknown(modes)
     if kills < 1:

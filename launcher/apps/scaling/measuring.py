@@ -55,9 +55,11 @@ def scale(
 ) -> ScalingReport:  # fmt: skip
     """Measure how much faster a training is on more ranks, and on what the other time is spent; return the report.
 
-    Everything is checked before anything starts. `rounds` repeats all measurements. If this is interrupted, the active
-    run is cancelled. Runs are removed, unless `keep` or if they failed. `strong` and `weak` choose the scalings; by
-    default both are measured. In a spec with roles, the ranks are those of `role`, by default the main one.
+    Everything is checked before anything starts. Each training has `steps` measured steps, and `rounds` repeats all of
+    them. `strategies` are the ways to parallelise (empty: the spec's own), and `per_node` is the ranks on a node (None:
+    the spec's). `strong` and `weak` choose the scalings; by default both are measured. In a spec with roles, the ranks
+    are those of `role`, by default the main one. If this is interrupted, the active run is cancelled. Runs are removed,
+    unless `keep` or if they failed.
     """
     for name, numbers in (("--ranks", ranks), ("--steps", [steps]), ("--rounds", [rounds]), ("--per-node", [per_node])):
         if not numbers or any(number is not None and number < 1 for number in numbers):
@@ -152,7 +154,9 @@ class _Measuring:
         return of_roles(found, self.wish.spec, self.role)
 
     def _measure(self, one: Configuration, number: int, wanted: Sequence[Configuration]) -> None:
-        """Run one configuration in round `number`, and store its metrics."""
+        """Run one of the `wanted` configurations in round `number`, and store its metrics, or why it could not be
+        measured.
+        """
         try:
             batch = self._batch(one, wanted)
             name = f"{self.id}-{one.name}" + (f"-{number}" if number > 1 else "")

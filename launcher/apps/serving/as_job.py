@@ -38,10 +38,11 @@ def open_server(
 ) -> Run:  # fmt: skip
     """Start a run that serves the model `found` of the run `one`, and return it.
 
-    `words` are options of its `launch serve`. With `watch`, it loads newer checkpoints. Without a `token`, anyone may
-    call it. `tls` are the files of its certificate and key. With `tunnel`, it is called through the connection to its
-    node. Raise Refused if there is no checkpoint to send, and BadInput if the cluster cannot read its program, the
-    watched folder or the certificate.
+    `words` are further options of the `launch serve` that it runs. Callers must send the `token` (None: anyone may
+    call). With `watch`, newer checkpoints of `one` are loaded as they are saved. `tls` are the files of the server's
+    certificate and key (empty: plain HTTP). With `tunnel`, callers reach the server through the connection to its node.
+    Raise Refused if there is no checkpoint to send. Raise BadInput if the cluster cannot read the service, the watched
+    folder or the certificate, or supports no tunnel.
     """
     chosen = next(iter(found.choices()), None)
     if chosen is None:
@@ -134,8 +135,10 @@ def served_in_job(run: str, *, app: str | None, args: str, best: bool, watched: 
     """Return what this process, a rank of a serving run, has to serve: its own code with the checkpoint that was sent
     along.
 
-    With `watched`, checkpoints in that folder are preferred; `best` prefers the best to the newest. Raise BadInput if
-    it was not started by `launch serve --on`.
+    `run` is the id of the trained run, `app` the service and `args` the training's arguments as JSON. `best` prefers
+    the best checkpoint to the newest, and checkpoints in the folder `watched` are preferred to the sent one (None:
+    there is no such folder). Raise BadInput if this process was not started by `launch serve --on`, or does not see
+    `watched`.
     """
     try:
         folder = Path(os.environ["LAUNCH_CHECKPOINT_DIR"])

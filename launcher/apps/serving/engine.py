@@ -193,7 +193,7 @@ class Engine:
             for (key, payload), one in zip(keyed, kept, strict=True)
         ]
         self._pump()
-        return await self._answers(keyed, found) if missing else [self._kept(one) for one in found]
+        return await self._answers(keyed, found) if missing else [self._from_cache(one) for one in found]
 
     async def _answers(
         self, keyed: Sequence[tuple[Key, bytes]], found: "Sequence[AnswerFuture | bytes]"
@@ -207,7 +207,7 @@ class Engine:
             await asyncio.wait([one for _, one in futures], timeout=self.options.timeout_s)
             if not all(one.done() for _, one in futures):
                 raise TookTooLong(f"not answered within {self.options.timeout_s:g} s")
-            answered = [self._kept(one) if isinstance(one, bytes) else one for one in found]
+            answered = [self._from_cache(one) if isinstance(one, bytes) else one for one in found]
             return [one if isinstance(one, Computed) else one.result() for one in answered]
         finally:
             for key, future in futures:
@@ -222,8 +222,8 @@ class Engine:
         self._batcher.ask(key, payload, future, now)
         return future
 
-    def _kept(self, answer: Any) -> Computed:
-        """Return a cached answer as a Computed."""
+    def _from_cache(self, answer: Any) -> Computed:
+        """Return a cached answer as a Computed, with the step of the present workers' checkpoint."""
         return Computed(answer, self.step, cached=True)
 
     def _pump(self) -> None:
@@ -317,17 +317,17 @@ class Engine:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             choice = next(iter(self._served.choices()), None)
-            if choice is None or _name(choice) in refused | {self._working.name}:
+            if choice is None or _folder_name(choice) in refused | {self._working.name}:
                 continue
             try:
                 group = await WorkerGroup.assembled(self, self._served, self.options, choice, self._working)
             except (NotLoaded, WorkerPoolLost, WorkerLost) as error:
-                self.say(f"warning: {_name(choice)} is passed over: {error}")
-                refused.add(_name(choice))
+                self.say(f"warning: {_folder_name(choice)} is passed over: {error}")
+                refused.add(_folder_name(choice))
                 continue
             self._take_over(group)
             self.figures.takeovers += 1
-            self.say(f"{_name(choice)} answers now")
+            self.say(f"{_folder_name(choice)} answers now")
 
     def _spawn(self, work: Any) -> None:
         """Run a coroutine in the background."""
@@ -346,7 +346,7 @@ class WorkerGroup:
     def __init__(self, engine: Engine, served: Served, options: ServingOptions, choice: Entry | None) -> None:
         self._engine, self._served, self._options = engine, served, options
         self._choice = choice
-        self.name = _name(choice)
+        self.name = _folder_name(choice)
         self.step = None if choice is None else choice.step
         self.workers: set[ServingWorker] = set()
         self._pool: WorkerPool | None = None
@@ -360,10 +360,11 @@ class WorkerGroup:
     async def assembled(
         cls, engine: Engine, served: Served, options: ServingOptions, choice: Entry | None, before: "WorkerGroup | None"
     ) -> "WorkerGroup":
-        """Start a group of workers for a checkpoint, and return it once all are ready.
+        """Start a group of workers for the checkpoint `choice` (None: the service loads without one), and return it
+        once all are ready.
 
-        Its pool is forked from that of the group `before` if possible. Raise NotLoaded if the checkpoint cannot be
-        loaded.
+        Its pool is forked from that of `before`, the group that answers now, if possible (None: there is none). Raise
+        NotLoaded if the checkpoint cannot be loaded.
         """
         group = cls(engine, served, options, choice)
         try:
@@ -463,6 +464,6 @@ def _waiting(batch: Sequence[WantedAnswer[AnswerFuture]]) -> list[AnswerFuture]:
     return [future for wanted in batch for future in wanted.clients if not future.done()]
 
 
-def _name(choice: Entry | None) -> str:
+def _folder_name(choice: Entry | None) -> str:
     """Return the name of a checkpoint's folder, or "" for None."""
     return "" if choice is None else choice.path.name

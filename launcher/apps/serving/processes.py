@@ -72,7 +72,9 @@ class Link:
         self._task = asyncio.create_task(self._listen())
 
     async def send(self, message: Any, hand: socket.socket | None = None) -> None:
-        """Send a message and, if given, the socket `hand` with it; raise OSError if the other side has closed."""
+        """Send a message to the process and, if given, the socket `hand` with it; raise OSError if the process has
+        closed the connection.
+        """
         data = frame(message)
         if hand is not None:
             sent = socket.send_fds(self._end, [data], [hand.fileno()])
@@ -84,7 +86,7 @@ class Link:
         self._task.cancel()  # and then the socket is closed: not before nobody waits for it
 
     async def _listen(self) -> None:
-        """Receive until the other side closes, then call `ended`."""
+        """Receive until the process closes the connection, then call `ended`."""
         try:
             with suppress(FrameBroken):
                 await self._receive()

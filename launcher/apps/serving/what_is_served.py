@@ -40,9 +40,11 @@ class Served:
 
 
 def served(run: Run, *, app: str | None, best: bool, checkpoint: Path | None) -> Served:
-    """Return how to serve a run's model; `best` prefers the best checkpoint to the newest, `checkpoint` names one.
+    """Return how to serve a run's model.
 
-    Raise BadInput if no service is known, and Refused if the code or a checkpoint is missing.
+    `app` is the service that the user names (None: the run's own program). `checkpoint` is the only checkpoint to
+    serve; if it is None, the newest of the run is served, or with `best` the best. Raise BadInput if no service is
+    known, and Refused if the code or a checkpoint is missing.
     """
     folder = RunDir(run.path)
     attempt = newest(folder)

@@ -37,7 +37,9 @@ _RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # after a cluster refused a trial or did
 
 @dataclass(slots=True)
 class _RetryDelay:
-    """When to try again after actions have failed; the delay grows with each failure. `said` is the last error."""
+    """The delay after actions have failed: they are tried again at the Unix time `until`, later the more `failures`
+    there were in a row. `said` is the last error.
+    """
 
     failures: int = 0
     until: float = 0.0
@@ -77,7 +79,7 @@ class Round:
         if self.clock() < self.patience.until:
             found = [one for one in found if not isinstance(one, _BEGINS)]
         done = self._do(found, {one.number: one for one in entries})
-        self._next = self._after(aim, trials)
+        self._next = self._next_run_id(aim, trials)
         self._clear_order(aim, trials)
         end = next((one for one in found if isinstance(one, EndSweep)), None)
         self._say(end)
@@ -113,7 +115,10 @@ class Round:
         return readable(self.sweep.wanted, Wanted), readable(self.sweep.order, SweepOrder)
 
     def _aim(self, wanted: Wanted | None, order: SweepOrder | None) -> Aim:
-        """Return the settings of the sweep as they are now; `order` is the user's last order."""
+        """Return the settings of the sweep as they are now.
+
+        `wanted` is how many trials the user wants, and `order` the user's last order; None: not recorded.
+        """
         options = self.record.options
         limit_s, stop = options.budget.time_s, options.stop
         return Aim(
@@ -135,7 +140,7 @@ class Round:
         done = False
         for action in actions:
             try:
-                self._one(action, entries)
+                self._carry_out(action, entries)
             except NotYet:
                 continue
             except BadInput as error:
@@ -155,7 +160,7 @@ class Round:
             done = done or not isinstance(action, CancelTrial | EndSweep)
         return done
 
-    def _one(self, action: Next, entries: dict[int, BookedTrial]) -> None:
+    def _carry_out(self, action: Next, entries: dict[int, BookedTrial]) -> None:
         """Carry out one action; `entries` has the trials by number."""
         match action:
             case NextTrial():
@@ -176,8 +181,10 @@ class Round:
             case _:
                 assert_never(action)
 
-    def _after(self, aim: Aim, trials: Sequence[TrialView]) -> str:
-        """Return the id of the run that will be started next if all existing trials have been started, else ""."""
+    def _next_run_id(self, aim: Aim, trials: Sequence[TrialView]) -> str:
+        """Return the id of the run that will be started next, or "" if a trial exists that is not started yet, or no
+        further one will start.
+        """
         there = not any(one.open and one.run is None for one in trials)
         return run_id_of(self.record.id, len(trials)) if there and not why_no_more(trials, aim) else ""
 

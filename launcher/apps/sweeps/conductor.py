@@ -29,8 +29,9 @@ class Conductor(Strategy):
     """The process that conducts one sweep, given its folder, unless another process does."""
 
     def boot(self) -> bytes:
-        """Take the sweep's lock if it is free, and return the line for the starter; a process that holds the lock reads
-        what was written before.
+        """Take the sweep's lock if it is free, and return the line that tells the starter that this process runs.
+
+        A process that takes the lock reads everything that was written into the sweep's folder before.
         """
         self._alone, self._sweep = ExitStack(), SweepDir(self.run.path)
         self._conducts = self._alone.enter_context(locked(self._sweep.lock)) is not None
@@ -39,7 +40,7 @@ class Conductor(Strategy):
         return super().boot()
 
     def supervise(self, go: BinaryIO) -> int:
-        """Conduct until the sweep is over, and return the exit code."""
+        """Conduct until the sweep is over, or not at all if another process has its lock; return the exit code."""
         go.close()
         with self._alone:
             if not self._conducts:
@@ -47,11 +48,13 @@ class Conductor(Strategy):
             record = record_of(self._sweep)
             os.environ.update({**record.variables, "LAUNCH_RUNS": str(self._sweep.runs)})  # as where it was begun
             log_to(self._sweep.log)
-            return _kept(self._sweep, record)
+            return _conducted(self._sweep, record)
 
 
-def _kept(sweep: SweepDir, record: SweepRecord) -> int:
-    """Conduct the sweep and return an exit code; an internal error is recorded as the sweep's state."""
+def _conducted(sweep: SweepDir, record: SweepRecord) -> int:
+    """Conduct the sweep until it is over, and return the exit code: 1 for an internal error, which is recorded as the
+    sweep's state, else 0.
+    """
     try:
         runs = RunsOfTrials(sweep, record)
         runs.warm_up()

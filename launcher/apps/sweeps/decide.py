@@ -148,7 +148,7 @@ def next_actions(trials: Sequence[TrialView], aim: Aim) -> list[Next]:
     still_open = [one for one in trials if one.open]
     paused = [one for one in still_open if is_paused(one, aim)]
     active = [one for one in still_open if one not in paused]
-    found: list[Next] = [action for one in active for action in _of(one, aim)]
+    found: list[Next] = [action for one in active for action in _actions_for(one, aim)]
     closed, reason = why_nothing_begins(trials, aim), why_no_more(trials, aim)
     if not closed and len(active) < aim.parallel:
         found += [_promoted(one) for one in promotable(paused, aim)[:1]] or ([] if reason else [NextTrial()])
@@ -228,7 +228,7 @@ def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
     return closed
 
 
-def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
+def _actions_for(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
     """Yield the next actions for one open trial."""
     run, number = trial.run, trial.number
     if run is None:
@@ -247,9 +247,9 @@ def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
         case State.FAILED | State.INTERRUPTED:
             yield TellTrial(number, why=run.message or "its run failed")
         case State.CANCELLED:
-            yield from _of_cancelled(number, aim)
+            yield from _actions_if_cancelled(number, aim)
         case State.LOST:
-            yield from _of_lost(number, run, aim)
+            yield from _actions_if_lost(number, run, aim)
         case State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING:
             if trial.pruning or aim.stopping:
                 yield CancelTrial(number)
@@ -259,7 +259,7 @@ def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
             assert_never(run.state)
 
 
-def _of_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
+def _actions_if_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
     """Yield the next actions for a trial whose run was cancelled."""
     if aim.reviving:
         yield ReviveTrial(number)
@@ -267,7 +267,7 @@ def _of_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
         yield TellTrial(number, why="its run was cancelled")
 
 
-def _of_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialAction]:
+def _actions_if_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialAction]:
     """Yield the next actions for a trial whose run was lost: it is resumed, but not more often than MOST_REVIVALS."""
     if run.revivals >= MOST_REVIVALS:
         yield TellTrial(number, why=f"its run was lost {run.revivals + 1} times")

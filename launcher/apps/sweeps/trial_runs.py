@@ -94,7 +94,7 @@ class RunsOfTrials:
         if not all(name.startswith(_ARGUMENTS) for name in changed):
             return
         with contextlib.suppress(LaunchError, OSError):
-            self._is_warm(self._wish(()), run_id_of(parse_run_id(self._record.id), 0))
+            self._import_early(self._request(()), run_id_of(parse_run_id(self._record.id), 0))
 
     def start(self, run_id: str, overrides: Sequence[str]) -> None:
         """Start a run with these overrides; do nothing if it was started before.
@@ -103,8 +103,8 @@ class RunsOfTrials:
         """
         if self._run(run_id) is not None:
             return  # by a conductor that was killed before it could see it
-        named, wish = parse_run_id(run_id), self._wish(overrides)
-        if not self._is_warm(wish, named):
+        named, wish = parse_run_id(run_id), self._request(overrides)
+        if not self._import_early(wish, named):
             raise NotYet
         try:
             open_named(named, wish)
@@ -166,7 +166,7 @@ class RunsOfTrials:
             self._revivals[run_id] += run.status().state is State.LOST
             run.resume(overrides=overrides)
 
-    def _wish(self, overrides: Sequence[str]) -> Request:
+    def _request(self, overrides: Sequence[str]) -> Request:
         """Return the checked request for a trial's run with these overrides."""
         record = self._record
         words = (*record.overrides, NO_SWEEP, *overrides)
@@ -175,8 +175,10 @@ class RunsOfTrials:
             read_request(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code)
         )
 
-    def _is_warm(self, wish: Request, named: RunId) -> bool:
-        """Return whether the modules that the run needs have been imported; start to import them if not."""
+    def _import_early(self, wish: Request, named: RunId) -> bool:
+        """Start to import the modules that the run `named` needs, if that has not begun; return whether they have been
+        imported.
+        """
         self._readier = wish.cluster
         return self._readier.warm_up(plan_of(wish, named, self._root / named, 0.0), self._sweep.path)
 

@@ -35,7 +35,8 @@ class Access:
     def comes_in(self, request: HTTPConnection) -> bool:
         """Return whether the request has the token in its address, as when a user opens the printed address.
 
-        The page's script then removes it from the address bar; a redirect would lose the new cookie.
+        It counts only for one of `pages`, whose script then removes the token from the address bar; a redirect would
+        lose the new cookie.
         """
         given = request.query_params.get("token", "")
         return request.scope["method"] != "POST" and request.url.path in self.pages and equal(given, self.keys.token)

@@ -169,11 +169,8 @@ class AllRuns:
             self._measured.forget(run_id)
         self._going -= {*gone}
         self._outdated -= {*gone}
-        self._met &= runs.keys()
-        new = [run_id for run_id in runs if run_id not in self._met]
-        self._met |= {*new[:_NEW_AT_ONCE]}
-        self._take([*self._answered(), *self._seen(self._due(runs))])
-        self.complete = self.complete or len(new) <= _NEW_AT_ONCE
+        self._take([*self._answered(), *self._read_due(self._due(runs))])
+        self.complete = True
         return self._changes(gone)
 
     def draw(self, until: float) -> RowChanges:
@@ -205,7 +202,7 @@ class AllRuns:
         new = (one for run_id, one in runs.items() if run_id in self._met and run_id not in self._known)
         return [*(one.run for one in due), *new]
 
-    def _seen(self, due: Sequence[api.Run]) -> list[_Looked]:
+    def _read_due(self, due: Sequence[api.Run]) -> list[_Looked]:
         """Read the runs in `due` and return them.
 
         A run on another cluster is shown as this disk has it, until the cluster has answered.

@@ -309,7 +309,7 @@ class Feed:
         first.
         """
         secrets = self.runs.secrets(run_id)
-        for name, what in self._new_of(run_id):
+        for name, what in self._messages_about(run_id):
             data = _event(name, redacted(what, secrets))
             for page in pages:
                 page.met = page.met or name == "head"
@@ -331,7 +331,7 @@ class Feed:
             for page in pages:
                 page.changes.append(data)
 
-    def _new_of(self, run_id: str) -> Iterator[Message]:
+    def _messages_about(self, run_id: str) -> Iterator[Message]:
         """Yield a message for each change in one run since the last round; nothing for an unknown run."""
         status, row = self.runs.status(run_id), self.runs.rows.get(run_id)
         if status is None or row is None:

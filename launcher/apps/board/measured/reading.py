@@ -48,7 +48,9 @@ class ReadingLimits:
 
 
 class ReportLine(msgspec.Struct, gc=False):
-    """A line of a file of reports: the start of a generation (only `generation` is set), or the report of one rank."""
+    """A line of a file of reports: either the mark that a generation has started, of which only `generation` is set, or
+    the report of one rank.
+    """
 
     generation: int | None = None
     step: Step = 0
@@ -138,7 +140,7 @@ class GlimpsedLines(GrowingLines):
 def glimpse(run: RunDir, limits: ReadingLimits | None = None) -> "MeasuredRun":
     """Return a sample of a run's metrics, in a time that does not depend on how many there are.
 
-    Repeated steps may not be recognised in it.
+    `limits` sets its size (None: the usual one). Values of steps that a restart repeated may still be in it.
     """
     limits = limits or ReadingLimits()
     places = max(16, limits.places // max(1, len([*run.metrics.glob("*.jsonl")])))
@@ -248,7 +250,7 @@ class MeasuredRun:
             if self._is_new(0, key, again=again):
                 self._first = None
             self._report(lines)
-        starts = [self._written_in(file) for file in map(self._file, self._own())]
+        starts = [self._written_in(file) for file in map(self._file, self._trainer_files())]
         for key, written in heapq.merge(*starts, key=lambda part: part[0]):
             self._is_new(1, key, again=again)
             for line in written:
@@ -262,8 +264,8 @@ class MeasuredRun:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def _own(self) -> list[Path]:
-        """Return the files of metrics that the trainer wrote."""
+    def _trainer_files(self) -> list[Path]:
+        """Return the files of metrics that the trainer wrote itself."""
         return [] if self._system else files_in(self._run.metrics)
 
     def _file(self, path: Path) -> GrowingLines:

@@ -87,7 +87,7 @@ def test_who_comes_by_a_file_that_leads_here_gets_in_and_the_token_goes_out_of_t
     "board", [{"measured": MeasuredRuns(ReadingLimits(long_bytes=1, row_bytes=0))}], indirect=True, ids=["short limits"]
 )
 def test_a_long_run_is_drawn_in_outline_until_all_is_read(house, page, monkeypatch):
-    monkeypatch.setattr(Feed, "_new_of", lambda *_: iter(()))  # nobody else reads it
+    monkeypatch.setattr(Feed, "_messages_about", lambda *_: iter(()))  # nobody else reads it
     asked, drawn = [], server.curves
     monkeypatch.setattr(server, "curves", lambda *a, **more: asked.append(more) or drawn(*a, **more))
     measure(house.run().succeeded(step=20_000), {step: {"loss": 50 / step} for step in range(1, 20_001)})
