@@ -50,7 +50,7 @@ class Arguments(argparse.ArgumentParser):
         raise BadInput(message, hint)
 
     def parse_args(self, *words: Any, **more: Any) -> Any:  # what it gives is argparse's
-        """Return the parsed options.
+        """Return the parsed options; the arguments are those of argparse.
 
         For a command that takes another command after `--`, the words of that are in `options.command`.
         """
@@ -72,7 +72,7 @@ class Arguments(argparse.ArgumentParser):
     def takes_run(self, *, pattern: bool = False, **more: str) -> None:
         """Declare the argument RUN; with `pattern`, a pattern such as `lr-*` for several runs is allowed.
 
-        `more` is for argparse.
+        `more` are further arguments of argparse's add_argument.
         """
         text = f"{RUN_HELP}; or {_PATTERN}" if pattern else RUN_HELP
         self.add_argument("run", metavar="RUN", help=text, **more)  # type: ignore[arg-type]

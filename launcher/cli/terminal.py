@@ -135,7 +135,9 @@ class Screen:
         self._drawn: list[str] = []
 
     def show(self, lines: list[str], *, last: bool = False) -> None:
-        """Draw the lines in place of those drawn before, as many as fit the terminal; with `last`, all of them."""
+        """Draw the lines in place of those drawn before: the first ones, as many as fit the terminal, or with `last`,
+        for the final picture, all of them.
+        """
         width, height = size(self._stream)
         shown = lines if last else [cut_painted(line, width) for line in lines[: height - 1]]
         # A terminal that was made narrower has broken what was drawn into more rows.

@@ -36,7 +36,7 @@ def show(name: str, others: Sequence[str]) -> int:
 
     text = path.read_text(encoding="utf-8")
     width = min(size(sys.stdout)[0], _WIDEST)
-    _page(for_terminal(text, width, lambda link: _way(link, path), colour=in_colour(sys.stdout)))
+    _page(for_terminal(text, width, lambda link: _how_to_follow(link, path), colour=in_colour(sys.stdout)))
     return Exit.OK
 
 
@@ -58,7 +58,7 @@ def _place(path: Path) -> str:
     return at.parent.as_posix() if at.name == "README.md" else at.with_suffix("").as_posix().lower()
 
 
-def _way(link: str, page: Path) -> str:
+def _how_to_follow(link: str, page: Path) -> str:
     """Return how to follow a link in a page: its address, a `launch help` command, or "" if it leads nowhere."""
     if re.match(r"https?:", link):
         return link

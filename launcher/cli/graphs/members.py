@@ -28,7 +28,9 @@ def runs_called(ref: str) -> list[api.Run]:
 
 
 def refuse_missing(graph: Graph) -> None:
-    """Raise Refused if a step of the graph has no run yet, because waiting for all of its runs might never end."""
+    """Raise Refused if a step of the graph has no run yet, because a command that waits for all of its runs might never
+    end.
+    """
     missing = [step.name for step in graph.steps(api.WATCH_S) if step.status is None]
     if missing:
         text = f"{graph.id}: there is no run of {', '.join(missing)}"

@@ -55,7 +55,7 @@ def beside(options: argparse.Namespace, argv: "list[str]") -> int:
 
 
 def node_of(one: api.Run, rank: int) -> int:
-    """Return the index of the node on which a rank runs; raise Refused if the rank does not run."""
+    """Return the index of the node on which a rank runs now; raise Refused if the rank does not run."""
     nodes = one.nodes_of_ranks()
     if rank not in nodes:
         raise Refused(f"{one.id} has no rank {rank} that runs: expected one of {_few(sorted(nodes))}")

@@ -36,7 +36,8 @@ def window_here() -> Window | None:
 
 
 def converse(visit: Visit, question: Question, window: Window | None) -> int:
-    """Run a remote command with the input and output of this process; return its exit code.
+    """Run the remote command that `question` describes, over the connection `visit`, with the input and output of this
+    process; return its exit code.
 
     `window` is this terminal's size; with None, stdin and stdout are passed on unchanged.
     """

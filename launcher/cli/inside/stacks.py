@@ -85,7 +85,8 @@ class _Asked:
 def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:
     """Return the stacks of the `wanted` ranks, or of all if none are named.
 
-    `called` is the rank's number in its role, for a rank that restarts alone and has records as rank 0.
+    `called` is the rank's number in its role, for a rank that restarts alone and has records as rank 0; None for any
+    other.
     """
     running = one.nodes_of_ranks()
     if missing := wanted - running.keys():
@@ -93,8 +94,8 @@ def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:
     nodes = defaultdict[int, list[int]](list)
     for rank in sorted(wanted or running):
         nodes[running[rank]].append(rank)
-    said = for_all({str(node): node for node in nodes}, lambda _, node: _asked(one, node, nodes[node]))
-    found = [each for node, ranks in nodes.items() for each in _of_node(node, ranks, said[str(node)])]
+    said = for_all({str(node): node for node in nodes}, lambda _, node: _stacks_on_node(one, node, nodes[node]))
+    found = [each for node, ranks in nodes.items() for each in _entries_of_node(node, ranks, said[str(node)])]
     found.sort(key=lambda each: each.rank)
     if called is not None:
         found = [msgspec.structs.replace(each, rank=called) for each in found]
@@ -156,15 +157,16 @@ def _call(group: GroupLook) -> str:
     return f"waits in {pending.op} #{pending.seq} for {pending.age_s:.0f} s" if pending is not None else "waits in none"
 
 
-def _asked(one: api.Run, node: int, ranks: list[int]) -> list[RankStacks]:
-    """Query the node for the stacks of these ranks."""
+def _stacks_on_node(one: api.Run, node: int, ranks: list[int]) -> list[RankStacks]:
+    """Query the node for the stacks of these ranks, and return them; raise LaunchError if it does not answer."""
     with one.visit(node) as visit:
         return visit.stacks(AskStacks(frozenset(ranks)))
 
 
-def _of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) -> list[StacksOfRank]:
-    """Return an entry for each of the ranks of a node; if the node or the rank did not answer, the entry has the
-    problem.
+def _entries_of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) -> list[StacksOfRank]:
+    """Return an entry for each of the ranks of a node.
+
+    `said` is the node's answer, or the error if it did not answer; an entry without stacks has the problem.
     """
     if isinstance(said, LaunchError):
         return [StacksOfRank(rank, node, None, (), said.lines[0]) for rank in ranks]

@@ -68,7 +68,11 @@ def run(options: argparse.Namespace) -> int:
         measured.sort(key=lambda pair: _plain(pair[1])[options.sort], reverse=True)
     there = [] if options.here else kept_elsewhere([RunDir(one.path) for one in chosen])
     if options.json:
-        print(to_json([RunUsage(one.id, **_plain(usage), elsewhere=_there(one, there)) for one, usage in measured]))
+        print(
+            to_json(
+                [RunUsage(one.id, **_plain(usage), elsewhere=_kept_elsewhere(one, there)) for one, usage in measured]
+            )
+        )
         return Exit.OK
     states = {status.run: str(status.state) for status in api.statuses(chosen)}
     rows = [
@@ -96,7 +100,7 @@ def _show_there(there: Sequence[KeptRemote]) -> None:
         print(f"{safe(where)} was not asked: {safe(why)}", file=sys.stderr)
 
 
-def _there(one: api.Run, there: Sequence[KeptRemote]) -> tuple[KeptElsewhere, ...]:
+def _kept_elsewhere(one: api.Run, there: Sequence[KeptRemote]) -> tuple[KeptElsewhere, ...]:
     """Return what each other machine stores of the run."""
     kept = [machine for machine in there if one.id in machine.runs]
     return tuple(KeptElsewhere(on.where, None if on.silent else on.runs[one.id], on.silent) for on in kept)

@@ -67,14 +67,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_live_there(told: Sequence[KeptRemote]) -> None:
-    """Raise Refused if a run has processes on another machine."""
+    """Raise Refused if a machine reports in `told` that it has processes of a run."""
     for one in told:
         if one.live:
             raise Refused(api.kept_text(one), f"hint: launch cancel {one.live[0]} ends them first")
 
 
 def there_too(one: api.Run, told: Sequence[KeptRemote]) -> str:
-    """Return text such as ", and 3 MB on gpu01" for what other machines have deleted of the run, or ""."""
+    """Return text such as ", and 3 MB on gpu01" for what other machines (`told`) have deleted of the run, or "" for
+    nothing.
+    """
     words = [f"{figures.size(kept.runs[one.id])} on {safe(kept.where)}" for kept in told if _is_deleted(one, kept)]
     return f", and {', '.join(words)}" if words else ""
 
@@ -85,8 +87,8 @@ def _is_deleted(one: api.Run, kept: KeptRemote) -> bool:
 
 
 def say_what_stays(runs: Sequence[api.Run], told: Sequence[KeptRemote]) -> int:
-    """Print which machines still store a part of a run, and which runs are therefore still listed; return the exit
-    code.
+    """Print which machines still store a part of a run, judging by their reports in `told`, and which of the `runs` are
+    therefore still listed; return the exit code.
     """
     stays = [one for one in told if one.silent or one.live]
     for one in stays:

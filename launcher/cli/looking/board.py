@@ -103,8 +103,8 @@ def _serve(options: argparse.Namespace) -> int:
         port = listening.getsockname()[1]
         address = page_address(origin(options.host, port, tls=tls is not None), keys, view=view)
         print(address, flush=True)
-        way = None if options.no_open else _open(address)
-        if way is None and os.environ.get("SSH_CONNECTION"):
+        page = None if options.no_open else _open(address)
+        if page is None and os.environ.get("SSH_CONNECTION"):
             print(f"from your own machine: ssh -L {port}:{in_address(options.host)}:{port} {_this_machine()}, "
                   "then open this address there", file=sys.stderr)  # fmt: skip
         if tls is None and not is_loopback(options.host):
@@ -114,9 +114,9 @@ def _serve(options: argparse.Namespace) -> int:
             from launcher.apps.board import server  # late: an optional package; a browser starts meanwhile
 
             board = server.Board(actions=options.actions, first=tuple(first), keys=keys)
-            server.serve(listening, options.host, board, welcomed=lambda: _forget(way), tls=tls)
+            server.serve(listening, options.host, board, welcomed=lambda: _delete_page(page), tls=tls)
         finally:
-            _forget(way)
+            _delete_page(page)
     return Exit.OK
 
 
@@ -154,10 +154,10 @@ def _open(address: str) -> Path | None:
     return Path(name)
 
 
-def _forget(way: Path | None) -> None:
-    """Delete the file through which the browser was opened; do nothing for None."""
-    if way is not None:
-        way.unlink(missing_ok=True)
+def _delete_page(page: Path | None) -> None:
+    """Delete the file `page`, through which the browser was opened; do nothing for None."""
+    if page is not None:
+        page.unlink(missing_ok=True)
 
 
 def _port(text: str) -> int:

@@ -49,14 +49,14 @@ def run(options: argparse.Namespace) -> int:
     elif found:
         print("\n".join(_table(found)))
     else:
-        print(_none(one), file=sys.stderr)
+        print(_why_none(one), file=sys.stderr)
     damaged = [checkpoint for checkpoint in found if checkpoint.state is Condition.DAMAGED]
     if damaged:
         print(_what_follows(found, len(damaged)), file=sys.stderr)
     return Exit.DAMAGED if damaged and options.verify else Exit.OK
 
 
-def _none(one: api.Run) -> str:
+def _why_none(one: api.Run) -> str:
     """Return the reason why no checkpoint of the run can be listed, as text."""
     if one.elsewhere:
         return f"no checkpoint of {one.id} is here; `launch fetch {one.id}` brings the newest from its hosts"
@@ -106,10 +106,10 @@ def _value(value: Value) -> str:
 
 def _state(checkpoint: Checkpoint) -> str:
     """Return the condition of a checkpoint's bytes as text, and whether its weights are not finite."""
-    return _of_bytes(checkpoint) + (", weights not finite" if checkpoint.finite is False else "")
+    return _condition_text(checkpoint) + (", weights not finite" if checkpoint.finite is False else "")
 
 
-def _of_bytes(checkpoint: Checkpoint) -> str:
+def _condition_text(checkpoint: Checkpoint) -> str:
     """Return the condition of a checkpoint's bytes as text, with the reason."""
     reason = safe(checkpoint.reason)
     match checkpoint.state:

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     runs = [*dict.fromkeys(map(api.run, options.run))]
     most = 0 if options.stat else None if options.code else _FEW_LINES
     if len(options.run) == 1:
-        return _with_commit(runs[0], most, as_json=options.json)
+        return _print_changes_since_commit(runs[0], most, as_json=options.json)
     if len(runs) < 2:
         hint = "hint: `launch status` shows all runs; `launch compare lr1 lr2`"
         raise BadInput(f"expected two runs or more to compare, got {runs[0].id} alone", hint)
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _with_commit(run: api.Run, most: int | None, *, as_json: bool) -> int:
+def _print_changes_since_commit(run: api.Run, most: int | None, *, as_json: bool) -> int:
     """Print how a run's code differs from its commit, as JSON with `as_json`; return the exit code.
 
     `most` is the number of diff lines to print, None for all.

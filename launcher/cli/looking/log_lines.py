@@ -59,7 +59,9 @@ class Prefix:
 
 
 def with_restarts(lines: Iterable[LogLine], restarts: RestartReader, prefix: Prefix) -> Iterator[str]:
-    """Yield each log line with its prefix, and between them a line for each restart, at its place."""
+    """Yield each log line as text with its prefix; before the first line after a restart, yield a line about that
+    restart.
+    """
     for line in lines:
         for text in restarts.before(line.attempt, line.generation or 1):
             yield prefix.banner(text)

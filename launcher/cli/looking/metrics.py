@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tell_of_thinning(one: api.Part) -> None:
-    """Print how many of the reports of a run or role were stored, unless all were."""
+    """Print on stderr how many of the reports of a run or role were stored, unless all were."""
     counts = thinned(RunDir(one.run.path))
     if counts is not None:
         kept, all_of_them = counts

@@ -119,7 +119,9 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
 
 
 def _trained(status: RunStatus, now: float) -> list[tuple[str, str]]:
-    """Return the row about goodput and on what the other time was spent, or an empty list if no step was reported."""
+    """Return the row about goodput, the share of time spent on steps that count, and on what the other time was spent;
+    an empty list if no step was reported.
+    """
     from launcher.status.life import Doing, read_life  # late: the table of runs does without
 
     life = read_life(status, now)
@@ -149,7 +151,7 @@ def _first_line(text: str) -> str:
 
 
 def _said(status: RunStatus) -> list[tuple[str, str]]:
-    """Return the rows (name, text) that the spec, git and the user say about the run."""
+    """Return the rows (name, text) of descriptions that the spec, git and the user give of the run."""
     from launcher.status.about import about  # late: the table of runs does without
 
     said = about(RunDir(Path(status.run_dir)), status.attempt)

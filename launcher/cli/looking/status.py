@@ -266,7 +266,7 @@ def _newest_first(fresh_s: float = 0.0) -> list[RunStatus]:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    """Draw the page or table anew every second until all that it shows has ended; return the exit code."""
+    """Draw the page or table again every second until all runs on it have ended; return the exit code."""
     graph = graph_called(options.run)
     if graph is not None:
         look = partial(_graph_page, graph)

@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _watch(parts: Sequence[api.Part]) -> None:
-    """Draw the tables anew every second until the run, or the chosen part of it, has ended."""
+    """Draw the tables again every second until the run, or the chosen part of it, has ended."""
     screen, runs = Screen(sys.stdout), [part.run for part in parts]
     statuses = api.statuses(runs, api.WATCH_S)
     while not all(status.state.ended for status in statuses):

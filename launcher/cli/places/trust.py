@@ -20,7 +20,7 @@ def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -
     seen: set[str] = set()
     failures: list[LaunchError] = []
     for target in targets:
-        for hop in _way(target):
+        for hop in _with_jump_hosts(target):
             if hop.known_as in seen:
                 continue
             seen.add(hop.known_as)
@@ -31,7 +31,7 @@ def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -
     return failures[0].exit_code if failures else Exit.OK
 
 
-def _way(target: Target) -> list[Target]:
+def _with_jump_hosts(target: Target) -> list[Target]:
     """Return the jump hosts through which a host is reached, in order, and then the host itself."""
     hops = [replace(hop, jumps=target.jumps[:number]) for number, hop in enumerate(target.jumps)]
     return [*hops, target]

@@ -154,7 +154,7 @@ def _differences(one: "ComparedRun") -> Iterator[str]:
             f"undisturbed {one.first.undisturbed!r}"
         )
     if one.first_state is not None:
-        yield from _of_state(one.first_state)
+        yield from _state_lines(one.first_state)
     if one.again_differs is not None:
         yield f"a second undisturbed run differs as well, first at step {one.again_differs}"
     if one.causes:
@@ -162,7 +162,7 @@ def _differences(one: "ComparedRun") -> Iterator[str]:
         yield from (f"- {cause}" for cause in one.causes)
 
 
-def _of_state(state: "StateDeparture") -> Iterator[str]:
+def _state_lines(state: "StateDeparture") -> Iterator[str]:
     """Yield lines about the first checkpoint that differs: its first different tensor and other state."""
     head = f"first in the checkpoint of step {state.step}: "
     if state.tensor:

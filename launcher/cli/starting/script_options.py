@@ -96,7 +96,7 @@ def _option(call: ast.Call) -> ScriptOption | None:
 
 
 def _constant(node: ast.expr | None) -> object:
-    """Return the value of a constant in the syntax tree, or None for any other expression."""
+    """Return the value of a constant in the syntax tree, or None for any other expression or none at all."""
     return node.value if isinstance(node, ast.Constant) else None
 
 

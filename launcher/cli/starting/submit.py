@@ -88,9 +88,9 @@ def run(options: argparse.Namespace) -> int:
         runs = api.submit_many(options.specs, on=options.on, overrides=options.overrides, repeat=options.repeat)
     except LaunchError as error:
         if error.runs:  # of a submit that fails, too, the runs that it has made are named
-            _name(options, error.runs, one=one)
+            _print_started(options, error.runs, one=one)
         raise
-    _name(options, [(opened.id, str(opened.path)) for opened in runs], one=one)
+    _print_started(options, [(opened.id, str(opened.path)) for opened in runs], one=one)
     if options.follow:
         from launcher.cli.looking.follow import follow  # late: only for --follow
 
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _name(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
+def _print_started(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
     """Print the ids of the started runs or, with --json, their ids and folders: an object if `one`, else a list."""
     if options.json:
         said = [StartedRun(run_id, path) for run_id, path in runs]

@@ -21,7 +21,7 @@ def submit_steps(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _dry_run(options)
     graph = submit_graph(options.specs[0], on=options.on, overrides=options.overrides)
-    _name(graph, as_json=options.json)
+    _print_started(graph, as_json=options.json)
     if options.follow:
         from launcher.cli.looking.follow import follow_all  # late: only for --follow
 
@@ -30,7 +30,7 @@ def submit_steps(options: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _name(graph: Graph, *, as_json: bool) -> None:
+def _print_started(graph: Graph, *, as_json: bool) -> None:
     """Print the id of the started graph or, with `as_json`, its id, folder and runs."""
     if as_json:
         print(to_json(StartedGraph(graph.id, str(graph.path), tuple(map(started, graph.runs())))), flush=True)

@@ -172,7 +172,9 @@ def _begin(options: argparse.Namespace) -> int:
 
 
 def _refuse_no_spec(what: str) -> None:
-    """Raise BadInput if `what` is not an existing file, with a similar verb of `launch sweep` as a hint."""
+    """Raise BadInput unless `what`, the word in place of a spec, is an existing file; a similar verb of `launch sweep`
+    is the hint.
+    """
     if os.path.lexists(what):
         return
     verbs = ", ".join(VERBS)
@@ -217,11 +219,11 @@ def _best(sweep: "Sweep", *, as_json: bool) -> int:
         return Exit.OK
     rows = [("trial", str(best.number)), ("value", f"{best.value:.6g}"), ("run", best.run)]
     print("\n".join(columns([*rows, *((key, safe(str(value))) for key, value in best.params.items())])))
-    print(_way_on(sweep, best.run), file=sys.stderr)
+    print(_how_to_get_weights(sweep, best.run), file=sys.stderr)
     return Exit.OK
 
 
-def _way_on(sweep: "Sweep", run: str) -> str:
+def _how_to_get_weights(sweep: "Sweep", run: str) -> str:
     """Return text on how to get the weights of the run; or its log, if it has no checkpoint of the trainer."""
     from launcher.apps.sweeps.folder import SweepDir  # late: likewise
     from launcher.run.layout import RunDir  # late: only for this

@@ -284,7 +284,7 @@ def _report(address: str) -> None:
 def _token(options: argparse.Namespace, kept: Path | None) -> str | None:
     """Return the token that callers need, or None if anyone may call (--public).
 
-    A restarted rank reads its earlier token from the file `kept`.
+    A restarted rank reads its earlier token from the file `kept`; it is None in a process that is no rank.
     """
     from launcher.apps.serving.how_to_ask import read_token  # late: for this command alone
 
