@@ -65,7 +65,9 @@ class Kept:
 
 
 def by_script(step: int) -> str:
-    """Return the text that stands for a checkpoint which the script has saved in its own format."""
+    """Return the text, such as `step 120, saved by the script itself`, that stands for the checkpoint of a step which
+    the script has saved in its own format.
+    """
     return f"step {step}, saved by the script itself"
 
 

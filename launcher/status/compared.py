@@ -79,10 +79,10 @@ def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:
         runs=tuple(str(side.run.id) for side in sides),
         results=_table(sides, lambda side: _results(side.status, now)),
         metrics=_metrics(sides),
-        arguments=_other(_table(sides, lambda side: options_in(side.about.args))),
-        spec=_other(_table(sides, _spec)),
-        environment=_environment_other(sides),
-        packages=_other(_table(sides, _packages)) if all(map(_packages, sides)) else {},
+        arguments=_differing(_table(sides, lambda side: options_in(side.about.args))),
+        spec=_differing(_table(sides, _spec)),
+        environment=_differing_environment(sides),
+        packages=_differing(_table(sides, _packages)) if all(map(_packages, sides)) else {},
         unnoted=tuple(str(side.run.id) for side in sides if not _packages(side)),
         commits=tuple(side.about.commit + ("+changes" if side.about.dirty else "") for side in sides),
         code=tuple(_code(sides[0], side) for side in sides[1:]),
@@ -122,12 +122,12 @@ def _names(found: Iterable[Mapping[str, object]]) -> list[str]:
     return [*dict.fromkeys(name for one in found for name in one)]
 
 
-def _other(table: Table) -> Table:
-    """Return the rows of the table whose values are not all equal."""
+def _differing(table: Table) -> Table:
+    """Return the rows of the table whose values differ between runs."""
     return {name: values for name, values in table.items() if any(one != other for one, other in pairwise(values))}
 
 
-def _environment_other(sides: Sequence[Side]) -> Table:
+def _differing_environment(sides: Sequence[Side]) -> Table:
     """Return the facts about the environment that differ between runs that recorded it.
 
     Of a run that recorded none, only the interpreter is compared.

@@ -1,5 +1,6 @@
 """Derive a run's status from the facts that were read about it: one pure, total function without clock or disk. No
-failure is inferred from a file's age.
+failure is inferred from a file's age. In the functions below, `own` is the state that the run's coordinator recorded
+last, or None if it recorded none in the newest attempt.
 """
 
 import dataclasses
@@ -107,7 +108,7 @@ def derive(facts: RunFacts) -> RunStatus:
     """Return the status of the run that these facts describe."""
     verdict = _with_disk(facts, _with_stop(facts, _verdict(facts)))
     own = _own_state(facts)
-    last = facts.state or _nothing(facts)
+    last = facts.state or _state_without_record(facts)
     age_s = _age_s(facts) if verdict.state is State.RUNNING else 0.0
     silent = f"the coordinator's last report is {age_s:.0f} s old" if age_s > _OLD_S else ""
     shown = own if own is not None and verdict.state is not State.LOST else None
@@ -155,10 +156,10 @@ def derive(facts: RunFacts) -> RunStatus:
 
 
 def _with_answer(role: RunFacts, answer: ClusterAnswer | None, whole: _Verdict) -> RunFacts:
-    """Return the facts of a side role, with the cluster's answer about the whole run if the role's supervisor is
-    elsewhere.
+    """Return the facts of a side role.
 
-    Once the whole run has ended, the role counts as cancelled with it.
+    If its supervisor is on a machine that cannot be checked from here, they contain `answer`, that of the cluster about
+    the whole run; once the whole run has ended, the role counts as cancelled with it.
     """
     if role.living.supervisor is not None:
         return role
@@ -177,15 +178,15 @@ def _nodes(own: RunState | None, *, ended: bool) -> tuple[NodeState, ...]:
 def next_command(run: str, state: State, cause: Cause | None = None, own: RunState | None = None) -> str:
     """Return the command that a user most likely needs now, or "".
 
-    After a failure in the user's code it names what to correct before `launch resume`.
+    After a failure in the user's code, which `own` describes, it names what to correct before `launch resume`.
     """
     match state:
         case State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING:
             return f"launch logs {run} -f"
         case State.FAILED if cause is Cause.USER_ERROR and (name := _left_out(own)):
             return f"launch resume {run} --code --set 'code.include+=[{name}]'"
-        case State.FAILED if cause is Cause.USER_ERROR or (cause is Cause.KILLED and _place(own)):
-            return f"mend {_place(own) or 'the code'}, then launch resume {run} --code"
+        case State.FAILED if cause is Cause.USER_ERROR or (cause is Cause.KILLED and _failed_line(own)):
+            return f"mend {_failed_line(own) or 'the code'}, then launch resume {run} --code"
         case State.FAILED | State.INTERRUPTED | State.CANCELLED | State.LOST:
             return f"launch resume {run}"
         case State.SUCCEEDED | State.UNKNOWN:
@@ -203,7 +204,7 @@ def _left_out(own: RunState | None) -> str:
     return name if _PLAIN.fullmatch(name) else ""
 
 
-def _place(own: RunState | None) -> str:
+def _failed_line(own: RunState | None) -> str:
     """Return the line of code at which the run failed, such as `train.py:41`, or "" if it is not known."""
     where = own.failure.where if own is not None and own.failure is not None else None
     return (where or "").partition(" in ")[0]
@@ -263,7 +264,7 @@ def _verdict(facts: RunFacts) -> _Verdict:
     if facts.trouble:
         return _unknown(_joined(*facts.trouble))
     if facts.living.anything is None or facts.submitter is None:
-        return _elsewhere(facts, own)
+        return _unknown_elsewhere(facts, own)
     return _lost("the run's processes are gone and left no record of its end")
 
 
@@ -282,7 +283,7 @@ def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
         case False:
             return _lost("another attempt was to follow, but the process that would start it is gone")
         case None:
-            return _elsewhere(facts, _own_state(facts))
+            return _unknown_elsewhere(facts, _own_state(facts))
 
 
 def _cluster_verdict(facts: RunFacts, answer: ClusterAnswer) -> _Verdict:
@@ -309,14 +310,14 @@ def _cluster_verdict(facts: RunFacts, answer: ClusterAnswer) -> _Verdict:
             return msgspec.structs.replace(said, message=_joined(said.message, f"job {answer.job_id} is ending"))
         case "ended":
             code = exit_of(answer.cause) if answer.cause is not None else Exit.LOST
-            ended = f"{_who(answer)} says {_joined(answer.word, answer.text)} of job {answer.job_id}"
+            ended = f"{_source_name(answer)} says {_joined(answer.word, answer.text)} of job {answer.job_id}"
             of_job = f"{ended}, which left no record of its end"
             message = of_job if answer.job_id else answer.text
             return _Verdict(answer.ended_as or State.LOST, message, answer.cause, code)
         case "gone":
             return _lost(f"job {answer.job_id} is not known to the cluster any more, and left no record of its end")
         case _:
-            of_job = f"{_who(answer)} says {answer.word!r} of job {answer.job_id}"
+            of_job = f"{_source_name(answer)} says {answer.word!r} of job {answer.job_id}"
             return _unknown(_joined(of_job if answer.job_id else answer.text, _last_seen(answer, own)))
 
 
@@ -326,7 +327,7 @@ def _avoids(facts: RunFacts) -> str:
     return f"it avoids {', '.join(times)}" if times else ""
 
 
-def _who(answer: ClusterAnswer) -> str:
+def _source_name(answer: ClusterAnswer) -> str:
     """Return the name of the program that gave the answer, such as squeue, or "the cluster"."""
     return answer.said_by or "the cluster"
 
@@ -364,10 +365,10 @@ def _without_supervisor(facts: RunFacts, own: RunState | None) -> _Verdict:
     if facts.handle is None:
         return _Verdict(State.STARTING, "starting agents")  # a supervisor that has not made itself known yet
     pids = ", ".join(map(str, facts.living.others))
-    return _unknown(f"its agents are gone, but these processes of it are left: {pids}", next_=_cancel(facts))
+    return _unknown(f"its agents are gone, but these processes of it are left: {pids}", next_=_cancel_command(facts))
 
 
-def _elsewhere(facts: RunFacts, own: RunState | None) -> _Verdict:
+def _unknown_elsewhere(facts: RunFacts, own: RunState | None) -> _Verdict:
     """Return the conclusion that the state is unknown, because the run's processes are on a machine that cannot be
     checked from here.
     """
@@ -411,7 +412,7 @@ def _own_state(facts: RunFacts) -> RunState | None:
     return facts.state if facts.state is not None and facts.state.attempt == facts.attempt else None
 
 
-def _nothing(facts: RunFacts) -> RunState:
+def _state_without_record(facts: RunFacts) -> RunState:
     """Return a state for a run that has not recorded one, with the name and cluster from its plan."""
     head = facts.head
     return RunState(
@@ -440,6 +441,6 @@ def _joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _cancel(facts: RunFacts) -> str:
+def _cancel_command(facts: RunFacts) -> str:
     """Return the command line that cancels the run."""
     return f"launch cancel {facts.run_dir.name}"

@@ -79,20 +79,22 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Everything that was read about a run, from which its status is derived. `submitter` tells whether the process
-    that opened the attempt is alive, `trouble` which records could not be read, and `answer` what the cluster said
-    about the job. `roles` are the facts of the side roles, and `no_room` says why the run's disk takes no data.
+    """Everything that was read about a run, from which its status is derived. The records are those of the newest
+    attempt, except that `state` may be of an earlier one; None means that a record does not exist. `submitter` tells
+    whether the process that opened the attempt is alive, `trouble` which records could not be read, and `answer` what
+    the cluster said about the job. `roles` are the facts of the side roles, and `no_room` says why the run's disk takes
+    no data.
     """
 
     run_dir: Path
     moment: Moment
-    state: RunState | None = None
+    state: RunState | None = None  # as the coordinator recorded it last
     head: PlanHead | None = None  # read only if there is no state
     attempt: int = 0  # the newest one; 0: none
-    intent: Intent | None = None
-    handle: Handle | None = None
-    stop: StopRequest | None = None
-    end: AttemptEnd | None = None
+    intent: Intent | None = None  # why and by which process the attempt was opened
+    handle: Handle | None = None  # the supervisor's process, or the job in the batch system
+    stop: StopRequest | None = None  # a request to end the run
+    end: AttemptEnd | None = None  # how the attempt ended; None: its end is not recorded
     living: Living = Living()
     submitter: bool | None = False  # the process that opened the attempt lives; checked if no supervisor is known
     trouble: tuple[str, ...] = ()  # records that could not be read

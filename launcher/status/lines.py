@@ -25,7 +25,9 @@ class LineSplitter:
         self._drawn = False  # it has been drawn over before
 
     def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
-        """Yield (offset after the line, text) for each line that `data` completes; the log continues with `data`."""
+        """Yield (offset in the log after the line, text) for each line that `data`, the next bytes of the log,
+        completes.
+        """
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             self._hold(data[start:end])

@@ -69,7 +69,9 @@ def _line_at(fd: int, offset: int) -> int:
 
 
 def _last_lines(fd: int, most: int, wanted: Callable[[bytes], bool]) -> tuple[int, int]:
-    """Return (the offset of the first of the last wanted lines, how many there are, at most `most`)."""
+    """Return (the offset of the first of the last lines for which `wanted` returns True, how many such lines there are
+    from there on, at most `most`).
+    """
     begin, found = os.fstat(fd).st_size, 0
     for start, line in _backwards(fd, begin):
         if found >= most:

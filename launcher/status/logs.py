@@ -164,7 +164,7 @@ class LogReader:
         self._began = True
         for key in sorted(self._open):
             last = final or key < self._newest
-            if not last and self._is_early(key):
+            if not last and self._may_lack_nodes(key):
                 continue
             yield from self._lines(key, last, seen_at)
             if last:
@@ -214,10 +214,11 @@ class LogReader:
         logs = self._open.get(self._newest, {}) if self._newest[1] else {}
         return {rank: text for rank, log in sorted(logs.items()) if (text := log.moving)}
 
-    def _is_early(self, key: tuple[int, int]) -> bool:
-        """Return whether a generation is so new that the nodes of its ranks may not be recorded yet.
+    def _may_lack_nodes(self, key: tuple[int, int]) -> bool:
+        """Return whether a generation (`key`: attempt, generation) is so new that the nodes of its ranks may not be
+        recorded yet.
 
-        After a few reads it no longer counts as new.
+        Each call is counted; after a few it returns False.
         """
         if key[1] == 0 or self._waited[key] >= _PATIENCE or self._placement.knows(*key):
             return False

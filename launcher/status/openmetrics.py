@@ -41,12 +41,13 @@ def exposition_now(statuses: Sequence[RunStatus], now: float) -> str:
 
 
 def exposition(statuses: Sequence[RunStatus], shown: Sequence[RunStatus], lives: Mapping[str, Life]) -> str:
-    """Return the OpenMetrics text: `statuses` are counted by state, and each run in `shown` gets series of its own.
+    """Return the OpenMetrics text.
 
-    `lives` has their timelines, by run.
+    All runs in `statuses` are counted by state, and each run in `shown` gets series of its own; `lives` has the
+    timelines, by run id, of those in `shown` that have one.
     """
-    of_runs = (*_of_runs(shown), *_of_lives(lives))
-    families = [_by_state(statuses), *of_runs, *_of_nodes(shown), *_of_gpus(shown), *_of_ranks(shown)]
+    of_runs = (*_run_families(shown), *_timeline_families(lives))
+    families = [_by_state(statuses), *of_runs, *_node_families(shown), *_gpu_families(shown), *_rank_families(shown)]
     return "".join(line for family in families for line in lines_of(family)) + "# EOF\n"
 
 
@@ -84,7 +85,7 @@ def _by_state(statuses: Sequence[RunStatus]) -> Family:
     return Family("launch_runs", "Runs by state.", [({"state": state}, found[state]) for state in State])
 
 
-def _of_runs(shown: Sequence[RunStatus]) -> Iterator[Family]:
+def _run_families(shown: Sequence[RunStatus]) -> Iterator[Family]:
     """Yield the families with one series per run: state, steps, rate, restarts and the like."""
 
     def of_each(name: str, help_: str, samples: Iterable[float | None], unit: str = "") -> Family:
@@ -123,7 +124,7 @@ def _of_runs(shown: Sequence[RunStatus]) -> Iterator[Family]:
     yield Family("launch_run_metric", "The last value of what the run has measured.", measured)
 
 
-def _of_lives(lives: Mapping[str, Life]) -> Iterator[Family]:
+def _timeline_families(lives: Mapping[str, Life]) -> Iterator[Family]:
     """Yield the families about the timelines of runs: goodput and the time spent on each activity."""
     shares: list[Sample] = [({"run": run}, life.goodput) for run, life in lives.items()]
     yield Family("launch_run_goodput_ratio", "The share of its time that went into steps which count.", shares, "ratio")
@@ -144,7 +145,7 @@ _HAS = {"submitted": "was submitted", "started": "first started", "ended": "ende
 # -- what is in use
 
 
-def _of_nodes(shown: Sequence[RunStatus]) -> Iterator[Family]:
+def _node_families(shown: Sequence[RunStatus]) -> Iterator[Family]:
     """Yield the families with a series per node: state and load of its machine."""
     loads = [*_loads(shown)]
 
@@ -161,7 +162,7 @@ def _of_nodes(shown: Sequence[RunStatus]) -> Iterator[Family]:
         yield of_each(f"{field}_bytes_per_second", f"What is {field}, by its {where}.", field)
 
 
-def _of_gpus(shown: Sequence[RunStatus]) -> Iterator[Family]:
+def _gpu_families(shown: Sequence[RunStatus]) -> Iterator[Family]:
     """Yield the families with a series per GPU."""
     gpus = [(labels | {"gpu": str(gpu.index)}, gpu) for labels, load in _loads(shown) for gpu in load.gpus]
     busy = [(labels, None if gpu.busy is None else gpu.busy / 100) for labels, gpu in gpus]
@@ -172,7 +173,7 @@ def _of_gpus(shown: Sequence[RunStatus]) -> Iterator[Family]:
     yield Family("launch_gpu_memory_used_bytes", "Of it what is in use.", used, "bytes")
 
 
-def _of_ranks(shown: Sequence[RunStatus]) -> Iterator[Family]:
+def _rank_families(shown: Sequence[RunStatus]) -> Iterator[Family]:
     """Yield the families with a series per rank."""
     steps: list[Sample] = [
         ({"run": one.run, "rank": str(rank.rank)}, rank.step) for one in shown if one.loads for rank in one.ranks

@@ -52,9 +52,9 @@ def read_notes(log: Path) -> Iterator[tuple[int, float]]:
         yield from (note for note in map(_note, lines) if note is not None)
 
 
-def _note_before(times: Path, offset: int) -> int:
-    """Return an offset in a `.times` file at which to begin, so that every line about log bytes after `offset` is
-    read.
+def _offset_in_times(times: Path, offset: int) -> int:
+    """Return an offset in the file `times` from which on every line about log bytes after `offset` is read; a line
+    tells how long the log was at a time.
     """
     with open_log(times) as fd:
         start = size = os.fstat(fd).st_size if fd is not None else 0
@@ -72,7 +72,7 @@ class Growth:
     """
 
     def __init__(self, path: Path, start: int = 0) -> None:
-        self._tail = GrowingFile(path, _note_before(path, start) if start else 0)
+        self._tail = GrowingFile(path, _offset_in_times(path, start) if start else 0)
         self._rest = b""
         self._notes: list[tuple[int, float]] = []  # the nearest last
 

@@ -38,10 +38,10 @@ class RestartReader:
     def before(self, attempt: int, generation: int) -> Iterator[str]:
         """Yield a text line for each restart that was recorded since the last call and came before this generation."""
         told = not self._late
-        while self._due and _after(self._due[0]) < (attempt, generation):
+        while self._due and _ended_generation(self._due[0]) < (attempt, generation):
             event = self._due.popleft()
             if told:
-                yield _words(event)
+                yield _line_of(event)
         self._late = False
 
     def all(self) -> Iterator[str]:
@@ -49,7 +49,7 @@ class RestartReader:
         yield from self.before(_NEVER, 0)
 
 
-def _after(event: Event) -> tuple[int, float]:
+def _ended_generation(event: Event) -> tuple[int, float]:
     """Return the (attempt, generation) that ended with the event.
 
     The generation is infinity, for the attempt's last one, if the event does not name it.
@@ -59,7 +59,7 @@ def _after(event: Event) -> tuple[int, float]:
     return event.attempt, event.generation if event.kind == "regroup" else inf
 
 
-def _words(event: Event) -> str:
+def _line_of(event: Event) -> str:
     """Return the line of text that is shown for a restart."""
     brief = event.brief or event.text
     if event.kind == EXPLAINED:

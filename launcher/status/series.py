@@ -67,7 +67,7 @@ class Figure:
 def read_rows(run: RunDir) -> Rows:
     """Return {step: {metric: value}} in order of steps; `at` is the Unix time of the step, if it is known."""
     rows: Rows = {}
-    for lines in _starts(run).values():
+    for lines in _reports_by_start(run).values():
         _put(rows, lines)
     for line in read_metrics(run.metrics) if files_in(run.metrics) else ():
         rows.setdefault(line[STEP], {}).update(flat(line))
@@ -86,7 +86,7 @@ def thinned(run: RunDir) -> tuple[int, int] | None:
     if files_in(run.metrics) or not any(_LEFT_OUT in _read(path) for path in run.metrics.glob("*.jsonl")):
         return None
     lines: list[_Line] = []
-    for start in _starts(run).values():
+    for start in _reports_by_start(run).values():
         first = min((line.step for line in start), default=math.inf)
         lines = [*(line for line in lines if line.step < first), *start]
     kept, reported = Counter[tuple[int, frozenset[str]]](), Counter[tuple[int, frozenset[str]]]()
@@ -106,7 +106,7 @@ def rows_of_ranks(run: RunDir) -> dict[int, Rows]:
     if files_in(run.metrics):
         return {0: {line[STEP]: dict(flat(line)) for line in read_metrics(run.metrics)}}
     ranks: defaultdict[int, Rows] = defaultdict(dict)
-    for lines in _starts(run).values():
+    for lines in _reports_by_start(run).values():
         for rank in sorted({line.rank for line in lines}):
             _put(ranks[rank], [line for line in lines if line.rank == rank])
     return dict(ranks)
@@ -147,7 +147,7 @@ def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]
 
 
 def size(run: RunDir) -> int:
-    """Return the size in bytes of all files with metrics, which grows with each new value."""
+    """Return the size in bytes of all files with metrics of the run, which grows with each new value."""
     sizes = 0
     for path in run.metrics.glob("*.jsonl"):
         with contextlib.suppress(OSError):
@@ -189,10 +189,10 @@ def better(name: str) -> int:
 
 def first_steps(run: RunDir) -> dict[tuple[int, int], int]:
     """Return the first step that was reported after each start of ranks, by (attempt, generation)."""
-    return {start: min(line.step for line in lines) for start, lines in _starts(run).items() if lines}
+    return {start: min(line.step for line in lines) for start, lines in _reports_by_start(run).items() if lines}
 
 
-def _starts(run: RunDir) -> dict[tuple[int, int], list[_Line]]:
+def _reports_by_start(run: RunDir) -> dict[tuple[int, int], list[_Line]]:
     """Return the reports of all nodes, by (attempt, generation) in order."""
     starts: defaultdict[tuple[int, int], list[_Line]] = defaultdict(list)
     for path in run.metrics.glob("*.jsonl"):
