@@ -191,17 +191,16 @@ class Predecessor(Struct, frozen=True):
 
 class QueueOptions(Struct, frozen=True):
     """What a run waits for before it starts, and its priority: the runs in `after`, a release by its user (`hold`), a
-    moment (`at`). `now` and `slots` concern the queue of a machine, and `max_parallel` the runs of one submit at a
-    time.
+    moment (`at`), and GPUs and cores where one machine plays all nodes (unless `now`).
     """
 
     priority: int = 0
     after: tuple[Predecessor, ...] = ()
     hold: bool = False
     at: str | None = None  # a time as the user wrote it; see `kinds.queueing`
-    now: bool = False
-    slots: int = 0
-    max_parallel: int | None = None
+    now: bool = False  # do not wait for GPUs and cores of this machine, and share those of other runs
+    slots: int = 0  # cores of this machine that the run waits for and has for itself; 0: it shares all cores
+    max_parallel: int | None = None  # runs of one submit that may be active at the same time; None: no limit
 
 
 class Slurm(Struct, frozen=True):

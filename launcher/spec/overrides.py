@@ -127,7 +127,7 @@ def _write(root: Mapping, steps: list[Step], value: Node, *, adds: bool) -> None
         node = below
     key, kind = steps[-1]
     if adds:
-        value = _longer(node.entries.get(key), kind, value)
+        value = _with_added(node.entries.get(key), kind, value)
     if isinstance(value, Scalar) and value.plain and value.text == "null":
         node.entries.pop(key, None)
     else:
@@ -154,7 +154,7 @@ def _below(node: Mapping, key: str, kind: Kind | None) -> Mapping | Sequence | N
     return made
 
 
-def _longer(entry: Entry | None, kind: Kind | None, value: Node) -> Node:
+def _with_added(entry: Entry | None, kind: Kind | None, value: Node) -> Node:
     """Return the present value with `value` added: an item, the items of a list, or more keys of a mapping.
 
     Raise Wrong if the option is no list or mapping.

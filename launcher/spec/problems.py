@@ -72,7 +72,7 @@ class Gather:
             return None
 
     def blame(self, error: Wrong, *names: str | int) -> None:
-        """Collect an error's problems, with `names` before their keys."""
+        """Collect an error's problems, with `names`, the keys that lead to the value, before their keys."""
         self._failed = True
         self.problems += [replace(problem, key=(*names, *problem.key)) for problem in error.problems]
 

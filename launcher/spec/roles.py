@@ -183,7 +183,9 @@ def _port_problems(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]
 
 
 def _own_role(root: Mapping) -> str:
-    """Return the role whose plan and records are the run's own: the main one, or the first if none is main."""
+    """Return the name of the role to whose plan and records the run's folder belongs: the main role, or the first if
+    none is main.
+    """
     table = root.entries[_KEY].value
     names = [entry.key.text for entry in table] if isinstance(table, Mapping) else []
     return next((name for name in names if _is_main(_own(root, name))), names[0] if names else "")

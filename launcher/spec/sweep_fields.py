@@ -53,7 +53,7 @@ def _search_as_option(sweep: Mapping) -> Problem | None:
     return Problem(named.mark, "a way to search, and not an option", hint, (named.text,))
 
 
-def _needs_trials(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+def _trials_problems(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
     """Yield a problem if a search without an end of its own has no number of trials, and if the search has no space."""
     search = values.get("search", "tpe")
     if search in _ENDLESS and "trials" not in sweep.entries:
@@ -63,7 +63,7 @@ def _needs_trials(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]
         yield Problem(sweep.mark, "missing", "write space: {run.args.lr: {from: 1e-5, to: 1e-1}}", ("space",))
 
 
-def _space_fits(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+def _space_problems(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
     """Yield a problem for a choice without values that a grid could go through, and for a condition on an option chosen
     later.
     """
@@ -114,6 +114,6 @@ SWEEP = Section(
               "default it is random", example="1"),
     ),
     misread=_search_as_option,
-    checks=(_needs_trials, _space_fits),
+    checks=(_trials_problems, _space_problems),
     required=True,
 )  # fmt: skip

@@ -66,7 +66,9 @@ class Mapping(Struct, frozen=True):
 
 
 class Unusable(Struct, frozen=True):
-    """A node whose problem was reported when the YAML was read, so that no kind of value reports it again."""
+    """A node whose problem was reported when the YAML was read, so that it is not reported a second time when its value
+    is read.
+    """
 
     mark: Mark
 

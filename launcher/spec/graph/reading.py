@@ -257,13 +257,13 @@ def _lines(node: Node) -> Iterator[str]:
     """Yield the lines of YAML for a mapping or a sequence of the tree, without indentation."""
     if isinstance(node, Mapping):
         for entry in node:
-            yield from _under(f"{_key_text(entry.key.text)}:", entry.value)
+            yield from _lines_after(f"{_key_text(entry.key.text)}:", entry.value)
     elif isinstance(node, Sequence):
         for item in node.items:
-            yield from _under("-", item)
+            yield from _lines_after("-", item)
 
 
-def _under(head: str, node: Node) -> Iterator[str]:
+def _lines_after(head: str, node: Node) -> Iterator[str]:
     """Yield the lines of YAML for a node; the first begins with `head`, a key or a dash."""
     if isinstance(node, Scalar):
         yield f"{head} {_scalar(node)}".rstrip()

@@ -50,21 +50,21 @@ def moment(text: str, now: float) -> float | None:
     written = text.replace("T", " ")
     if re.fullmatch(_CLOCK, written):
         today = time.strftime("%Y-%m-%d", time.localtime(now))
-        at = _of_date(f"{today} {written}")
+        at = _time_of_date(f"{today} {written}")
         if at > now:
             return at
-        tomorrow = time.strftime("%Y-%m-%d", time.localtime(_of_date(f"{today} 12:00") + _DAY_S))
-        return _of_date(f"{tomorrow} {written}")
-    return _of_date(written)
+        tomorrow = time.strftime("%Y-%m-%d", time.localtime(_time_of_date(f"{today} 12:00") + _DAY_S))
+        return _time_of_date(f"{tomorrow} {written}")
+    return _time_of_date(written)
 
 
 def _end_of_work(now: time.struct_time) -> float | None:
     """Return the Unix time at which today's working hours end, or None if it is not a working hour."""
     working = now.tm_wday < _SATURDAY and _WORK[0] <= now.tm_hour < _WORK[1]
-    return _of_date(time.strftime(f"%Y-%m-%d {_WORK[1]}:00", now)) if working else None
+    return _time_of_date(time.strftime(f"%Y-%m-%d {_WORK[1]}:00", now)) if working else None
 
 
-def _of_date(text: str) -> float:
+def _time_of_date(text: str) -> float:
     """Return the Unix time of a date with or without a time of the day; raise ValueError if there is no such day."""
     for form in _FORMATS:
         try:

@@ -100,7 +100,7 @@ class Section(Struct, frozen=True, dict=True):
         return self.made(values)
 
     def made(self, values: dict[str, Any]) -> Any:
-        """Return an instance of `model`, or a copy of `base`, with these attributes."""
+        """Return an instance of `model`, or a copy of `base` if that is set, with the attributes in `values`."""
         return replace(self.base, **values) if self.base is not None else self.model(**values)
 
     def _entry(self, gather: Gather, entry: Entry) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Section(Struct, frozen=True, dict=True):
                 yield Problem(node.mark, "missing", f"write {field.key}: {field.example or '...'}", (field.key,))
 
     def unknown(self, key: Scalar) -> Problem:
-        """Return the problem of a key that the section does not have; it offers the known keys."""
+        """Return the problem that the section has no option `key`; its message offers the known keys."""
         return Problem(key.mark, UNKNOWN, key=(key.text,), word=key.text, options=tuple(self.by_key))
 
     def schema(self) -> Json:

@@ -103,10 +103,10 @@ class Choices(Struct, frozen=True):
             case Sequence():
                 return Dimension(values=ListOf(PlainWord(), minimum=1).parse(node))
             case Mapping():
-                return self._of(node)
+                return self._read_mapping(node)
         raise wrong(node, f"expected {self.words()}, got {got(node)}", f"write [{node.text}]")
 
-    def _of(self, node: Mapping) -> Dimension:
+    def _read_mapping(self, node: Mapping) -> Dimension:
         """Return the choices that a mapping describes: a range or values; raise Wrong with every problem."""
         found: Dimension = _RANGE.parse(node)
         problems = [Problem(node.mark, reason, hint) for reason, hint in _contradictions(found, set(node.entries))]

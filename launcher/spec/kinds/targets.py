@@ -90,11 +90,11 @@ class NotifyRecipient(Struct, frozen=True):
         if key.text not in TARGETS:
             raise Wrong(Problem(key.mark, "unknown kind of recipient", key=(key.text,), word=key.text, options=TARGETS))
         try:
-            return self._of(key.text, value)
+            return self._recipient(key.text, value)
         except Wrong as error:
             raise Wrong(*(replace(one, key=(key.text, *one.key)) for one in error.problems)) from None
 
-    def _of(self, kind: str, value: Node) -> NotifyTarget:
+    def _recipient(self, kind: str, value: Node) -> NotifyTarget:
         """Return the recipient at the service `kind`, such as slack or email; raise Wrong if its value does not fit."""
         if kind == "email":
             return NotifyTarget(kind, address=_EMAIL.parse(value))
