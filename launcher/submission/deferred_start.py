@@ -34,8 +34,8 @@ class DeferredStart(Strategy):
     def supervise(self, go: BinaryIO) -> int:
         """Wait until the run has been started on its cluster or has ended; return the exit code.
 
-        Reading `go` to its end waits for the submit to be complete. After a stop signal, another supervisor can
-        continue to wait.
+        At first this reads `go` until the submitting process closes it, which shows that the submit is complete. After
+        a stop signal, another supervisor can continue to wait.
         """
         with go:
             go.read()
@@ -57,7 +57,8 @@ class DeferredStart(Strategy):
             write_end(self.run, attempt, cancelled(), plan)
 
     def _start(self, attempt: AttemptDir, on: str) -> str:
-        """Open the next attempt on the cluster `on`, and return "": there is nothing more to wait for.
+        """Open the next attempt on the cluster `on`; return "", which tells the caller that nothing is left to wait
+        for.
 
         Raise LaunchError only if no attempt was opened.
         """

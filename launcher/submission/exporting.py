@@ -98,11 +98,11 @@ def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
     else:
         meant = [one for one in known if one.kind == "step"]
     if not meant:
-        raise Refused(*_none(run, wish, known))
+        raise Refused(*_why_none(run, wish, known))
     return iter(meant)
 
 
-def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
+def _why_none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
     """Return lines for the user on why no checkpoint meets the request; `known` are those that exist."""
     steps = ", ".join(str(one.step) for one in known if one.kind == "step")
     if not known:

@@ -126,7 +126,7 @@ def result_of(run: RunDir, status: RunStatus, *, unpickle: bool) -> Any:
     values = [one for rank, one in found if rank == 0 and one.get("kind") in ("value", "pickle")]
     if not values:
         raise RunFailed(f"{run.id} has succeeded, and rank 0 has left no result", f"hint: launch logs {run.id}")
-    value = max(values, key=_when)
+    value = max(values, key=_order_of)
     if value["kind"] == "value":
         return value.get("value")
     if not unpickle:
@@ -165,7 +165,7 @@ def _results(run: RunDir, status: RunStatus) -> Iterator[tuple[int, dict[str, An
             yield int(number), found
 
 
-def _when(found: Mapping[str, Any]) -> tuple[int, float]:
+def _order_of(found: Mapping[str, Any]) -> tuple[int, float]:
     """Return a sort key of a result: (generation, minus its time), so that the maximum is the earliest of the last
     generation.
     """
@@ -182,10 +182,10 @@ def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, 
     hint = f"hint: launch logs {run.id}"
     failed = RunFailed(f"{run.id} is {status.state}: {status.last_word}", hint)
     failed.exit_code = Exit(exit_code_of(status))
-    last = [one for one in errors if _when(one)[0] >= status.generation]
+    last = [one for one in errors if _order_of(one)[0] >= status.generation]
     if not last:
         return failed
-    first = max(last, key=_when)
+    first = max(last, key=_order_of)
     told = RunFailed(f"{run.id} has raised {first.get('what')}: {first.get('text')}", hint)
     told.exit_code = failed.exit_code
     error = _rebuilt(first, unpickle=unpickle) or told

@@ -72,7 +72,9 @@ def refuse_unreadable_outputs(graph: GraphSpec, wishes: Mapping[str, Request]) -
 
 
 def steps_to_fetch(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
-    """Return the names of the steps whose checkpoints must be fetched to this machine before `step` starts."""
+    """Return the names of the steps whose checkpoints must be fetched to this machine before `step` starts, given the
+    request of each step.
+    """
     others = sorted({other for other, word in step.given if word != _NO_FILE})
     return [one for one in others if wishes[one].on != wishes[step.name].on and _writes_elsewhere(wishes[one])]
 
@@ -221,7 +223,7 @@ def start_missing(graph: GraphDir) -> list[RunId]:
 
 
 def _start(graph: GraphDir, record: GraphRecord, step: GraphStep, code: ProjectCode, before: Opened) -> None:
-    """Start the run of a step.
+    """Start the run of a step, with the graph's frozen `code`.
 
     `before` are runs of the graph that were started before it, which an error names.
     """

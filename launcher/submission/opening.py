@@ -61,9 +61,9 @@ def open_runs(
     roots: Mapping[Path, Path] = MappingProxyType({}),
     beside: Mapping[str, Path] = MappingProxyType({}),
 ) -> list[tuple[RunId, Path]]:
-    """Start a run of each file, or `repeat` runs; return their ids and folders.
+    """Start one run of each file or, unless `repeat` is None, so many of each; return their ids and folders.
 
-    Everything is checked before any run is created. Runs that the cluster can take as one job become one. An error
+    Everything is checked before any run is created. Runs that the cluster `on` can take as one job become one. An error
     after some were created names them (`LaunchError.runs`). `roots` are the projects of files that are not in their
     project; `beside` are files to add to the project's code, by their names in it.
     """
@@ -78,8 +78,9 @@ def open_runs(
 def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) -> Path:
     """Start the run with this id and return its folder; raise Refused if the id is in use.
 
-    No other process may create the same run at the same time. `checkpoint` is copied into the run, to start from. If
-    this process is killed, the run may exist or not, and its id may remain in the list of runs.
+    No other process may create the same run at the same time. `checkpoint` is copied into the run, to start from (None:
+    it starts from nothing). If this process is killed, the run may exist or not, and its id may remain in the list of
+    runs.
     """
     root = registry.runs_root(Path(wish.project.path), create=True)
     if not (root / run_id).exists():
@@ -125,7 +126,7 @@ def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lamb
         except (LaunchError, OSError) as error:
             if not opened:
                 raise
-            raise some_exist(error, _named(opened), len(wishes)) from error
+            raise some_exist(error, _as_texts(opened), len(wishes)) from error
     return opened
 
 
@@ -150,7 +151,7 @@ def _most_together(wish: Request) -> int:
 
 
 def _keeps_order(wish: Request) -> bool:
-    """Return whether the cluster starts runs with this request in order, one after another."""
+    """Return whether the cluster has jobs that start several runs one after another, in order."""
     return wish.cluster.most_in_order > 1
 
 
@@ -211,11 +212,11 @@ def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> l
         _unmake(opened, batch)
         raise
     except (LaunchError, OSError) as error:
-        raise with_runs(error, _named(opened), _what_next(error, opened)) from error
+        raise with_runs(error, _as_texts(opened), _what_next(error, opened)) from error
     return opened
 
 
-def _named(opened: Sequence[tuple[str, Path]]) -> tuple[tuple[str, str], ...]:
+def _as_texts(opened: Sequence[tuple[str, Path]]) -> tuple[tuple[str, str], ...]:
     """Return (id, folder as text) of each run."""
     return tuple((run_id, str(path)) for run_id, path in opened)
 
@@ -232,7 +233,8 @@ def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
 def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], submit_token: str, batch: Path | None) -> None:
     """Create all of these runs or none: write each under a temporary name, then rename them.
 
-    `batch` is the folder of the job array that they form, or None.
+    `submit_token` is the unique name by which their job is found on the cluster, and `batch` the folder of the job
+    array that they form (None: one run).
     """
     folders = [drafts.new_draft(root) for _ in plans]
     runs = [(plan.run_id, Path(plan.run_dir)) for plan in plans]
@@ -273,7 +275,11 @@ def _unmake(made: Opened, batch: Path | None) -> None:
 
 
 def _write(draft: RunDir, wish: Request, unfrozen: Plan, submit_token: str, batch: Path | None) -> None:
-    """Write the first contents of a run's folder, without syncing them to disk."""
+    """Write the first contents of a run's folder, without syncing them to disk.
+
+    `unfrozen` is the run's plan, in which the digest of its code is missing, `submit_token` the name by which its job
+    is found on the cluster, and `batch` the folder of its job array (None: it is in none).
+    """
     make_dir(draft.path)
     place = None if _is_copied_later(wish) else draft.code
     frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / STORE, place, fsync=False, watch=counted).code

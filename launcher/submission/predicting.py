@@ -63,7 +63,7 @@ def open_prediction(
         sent = next(iter(candidates(chosen)), None)
         if sent is None:
             raise Refused(f"{chosen}: expected a checkpoint to send along, found none")
-        wish = look(*_there(wish.spec, output.name, sent))
+        wish = look(*_overrides_for_sent(wish.spec, output.name, sent))
     wish = check_on_cluster(wish)
     run_id = new_run_id(wish.spec.name, taken(registry.runs_root(Path(plan.project), create=True)))
     return run_id, open_named(run_id, wish, checkpoint=None if sent is None else sent.path)
@@ -89,7 +89,7 @@ def copy_predictions(run: RunDir, output: Path) -> None:
             shutil.copyfile(file, output.with_name(name))
 
 
-def _there(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...]:
+def _overrides_for_sent(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...]:
     """Return overrides for a cluster that cannot read this disk.
 
     They name the checkpoint as it is `sent` along, and have the predictions written to `name` and fetched.

@@ -236,9 +236,8 @@ def _check_code_options(run: RunDir, renew: bool, spec: JobSpec, before: Plan, w
 
 
 def _recipients_now(run: RunDir, spec: JobSpec, before: Plan) -> Notifying | None:
-    """Return who is notified of the resumed run, or None for nobody.
-
-    The recipients stay as they were, unless the spec's `notify` has changed.
+    """Return who is notified of the resumed run, or None for nobody: those of the plan `before`, unless `notify`
+    differs in `spec`, the spec of the next attempt.
     """
     if spec.notify != before.spec.notify:
         return notifying_of(spec.notify, Path(before.spec_file), Path(before.project), os.environ)

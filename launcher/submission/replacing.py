@@ -91,7 +91,7 @@ class Replacement:
     def _replace(self, plan: Plan, state: State) -> None:
         """Resume the run on other hosts if enough are named and usable; otherwise record why not, for the user.
 
-        Raise LaunchError if the command or the resume fails.
+        `plan` and `state` are those of the newest attempt. Raise LaunchError if the command or the resume fails.
         """
         from launcher.places.kinds import of_kind  # late: of pools alone
         from launcher.places.ssh.run_hosts import places_of  # late: likewise

@@ -51,7 +51,7 @@ class ShippedRun:
     run_id: RunId | None = None  # the id that it should have here, if it is free
     repeat: int | None = None  # its number among several runs of one spec
     first: int = 1  # the number of its first attempt here
-    roles: Mapping[RunId, int] = field(default_factory=dict)  # the same for each side role
+    roles: Mapping[RunId, int] = field(default_factory=dict)  # by side role: the number of its first attempt here
     events: bytes = b""  # events.jsonl of what happened to it elsewhere
     checkpoints: Path | None = None  # a folder with the checkpoints to continue from
     starts_at: float | None = None  # Unix time of the spec's `queue.at`, by that machine's clock
@@ -88,11 +88,11 @@ class Request:
     cluster: Place
     project: Project
     code: CodeList
-    python: str
+    python: str  # the interpreter that runs ranks
     as_run: ShippedRun = ShippedRun()
     shipped: Shipped | None = None
-    defaults: Defaults = ()
-    notifying: Notifying | None = None
+    defaults: Defaults = ()  # the cluster's values for options of the spec
+    notifying: Notifying | None = None  # who is notified of the run; None: nobody
     awaited: tuple[AwaitedRun, ...] = ()  # runs to wait for
     together: bool = False  # submitted with other runs, of which `queue.max_parallel` may be active
     deferred: bool = False  # it waits on this machine, since checkpoints of other steps are fetched here first
@@ -190,8 +190,8 @@ def check_on_cluster(wish: Request) -> Request:
 
 
 def checked(wish: Request, machine: Machine, unset: Collection[str]) -> list[Misfit]:
-    """Return every problem of the request's spec, or of its roles, on the cluster; `unset` are secrets without a
-    value.
+    """Return every problem of the request's spec, or of its roles, on a cluster whose nodes are as `machine` says;
+    `unset` are secrets without a value.
     """
     if not wish.roles:
         return check(wish.spec, machine, wish.project, unset)
@@ -212,7 +212,7 @@ def refuse_roles(file: Path, spec: JobSpec, where: Place) -> None:
 
 
 def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
-    """Return a problem if the spec has roles, but the cluster supports none; else an empty list."""
+    """Return a problem if the spec has roles, but the cluster `where` supports none; else an empty list."""
     if not spec.roles or where.takes_roles:
         return []
     reason = f"on {where.kind} clusters all nodes of a run have one program, so it cannot have roles"
@@ -221,10 +221,10 @@ def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
 
 
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
-    """Return (the request with the cluster on which it waits, the problems of its conditions to wait).
+    """Return (the request, the problems of its conditions to wait).
 
-    It waits on this machine if its cluster cannot see a run that it waits for, or cannot limit how many of the runs
-    submitted with it are active.
+    Its `cluster` is replaced by one that waits on this machine if the cluster cannot see a run that it waits for, or
+    cannot limit how many of the runs submitted with it are active.
     """
     problems = [one for one in queue_problems(wish) if wish.together or one.key != _AT_ONCE]
     unseen = [one.key for one in problems if one.key.startswith("queue.after")]
@@ -407,7 +407,8 @@ def prepare(
 
 
 def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = False) -> list[Request]:
-    """Make each request and check it on its cluster; return all, or raise BadInput with the problems of all.
+    """Call each of `looks`, which makes a request and checks it on its cluster; return all requests, or raise BadInput
+    with the problems of all.
 
     `together` marks them as submitted at once.
     """
@@ -423,8 +424,8 @@ def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = Fals
 
 
 def _each(steps: Sequence[Callable[[], Request]], *, alone: bool) -> tuple[list[Request], list[str]]:
-    """Return (the requests that could be made, the problem lines of the others); with `alone`, raise the first
-    error.
+    """Return (the requests that the functions `steps` returned, the lines of the problems that the others raised); with
+    `alone`, raise the first error instead.
     """
     wishes, problems = list[Request](), list[str]()
     for step in steps:
