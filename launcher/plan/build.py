@@ -57,7 +57,8 @@ def build(
 ) -> Plan:
     """Return the plan of a spec in which `check` found no problem.
 
-    `overrides` are the values of --set, `place` is the new run's identity, and `python` the interpreter of its ranks.
+    `overrides` are the values of --set, `place` is the new run's identity, `machine` describes the cluster's nodes,
+    `project` is the code as it will be imported and `code` its frozen copy, and `python` the interpreter of its ranks.
     """
     resources, machine = spec.resources, without_unasked_gpus(spec, machine, project)
     gpus = gpus_per_node(resources, machine)

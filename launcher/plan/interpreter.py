@@ -56,7 +56,7 @@ def install_command(package: str, python: str) -> str:
 
 
 def is_too_old(version: str) -> bool:
-    """Return whether this Python version is below the oldest that can run ranks; an unknown version is not."""
+    """Return whether this Python version is below the oldest that can run ranks; False for "", an unknown version."""
     told = [int(part) for part in version.split(".")[:2] if part]
     return len(told) == 2 and told < [int(part) for part in OLDEST.split(".")]
 

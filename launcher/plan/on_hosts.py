@@ -56,7 +56,7 @@ def least_hosts(plan: Plan) -> int:
 
 
 def hosts_asked(plan: Plan) -> int:
-    """Return how many hosts the plan and its side roles occupy together, without spares."""
+    """Return how many hosts the roles in the plan occupy together, or the run's only program, without spares."""
     return max(one.first_host + one.nodes_max for one in (plan, *plan.roles))
 
 
@@ -124,9 +124,9 @@ def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
 
 
 def kept_at(plan: Plan, run_dir: str, python: str) -> Plan:
-    """Return the plan for a machine that stores the run directory at `run_dir`.
+    """Return the plan as a machine needs it that stores the run directory at `run_dir`.
 
-    Awaited runs are expected beside it. `python` runs the ranks, unless the spec names an absolute path.
+    Awaited runs are expected beside that directory. `python` runs the ranks, unless the spec names an absolute path.
     """
     named = plan.spec.run.python or ""
     entry = msgspec.structs.replace(plan.entry, python=named if named.startswith("/") else python)

@@ -28,16 +28,16 @@ def check_roles(whole: JobSpec, machine: Machine, projects: Mapping[str, Project
     alone = replace(machine, nodes=None, asked_gpus=None)
     found = []
     for name, spec in specs.items():
-        of_place = _not_apart(whole, spec, machine) if machine.apart else _not_here(spec)
+        of_place = _option_problems_on_hosts(whole, spec, machine) if machine.apart else _spare_problems_here(spec)
         for one in (*check(spec, alone, projects[name], ()), *of_place):
             found.append(Misfit(f"roles.{name}.{one.key}", one.reason, one.hint))
     if machine.disks_apart:
-        found += _unseen(whole)
-    together = _of_all_on_hosts(specs, whole, machine) if machine.apart else _of_all_here(specs, machine)
+        found += _unseen_readiness(whole)
+    together = _host_problems(specs, whole, machine) if machine.apart else _gpu_problems_here(specs, machine)
     return [*found, *together]
 
 
-def _of_all_here(specs: Mapping[str, JobSpec], machine: Machine) -> Iterator[Misfit]:
+def _gpu_problems_here(specs: Mapping[str, JobSpec], machine: Machine) -> Iterator[Misfit]:
     """Yield a problem if the roles together ask for more GPUs than this machine has."""
     asked = sum(_gpus(spec) * spec.resources.nodes.max for spec in specs.values())
     if asked > len(machine.gpus):
@@ -45,7 +45,7 @@ def _of_all_here(specs: Mapping[str, JobSpec], machine: Machine) -> Iterator[Mis
         yield Misfit("roles", reason, "write fewer at their resources.gpus_per_node")
 
 
-def _of_all_on_hosts(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Machine) -> Iterator[Misfit]:
+def _host_problems(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Machine) -> Iterator[Misfit]:
     """Yield a problem if the roles together ask for more nodes or GPUs of a node than there are, or for a network
     interface.
     """
@@ -65,7 +65,7 @@ def _of_all_on_hosts(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Mach
         yield Misfit("slurm.interface", reason, "leave it out")
 
 
-def _unseen(whole: JobSpec) -> Iterator[Misfit]:
+def _unseen_readiness(whole: JobSpec) -> Iterator[Misfit]:
     """Yield a problem for each role whose readiness is a file or log line on its host's own disk, where other hosts
     cannot see it.
     """
@@ -90,13 +90,13 @@ def most_gpus_asked(whole: JobSpec) -> int:
     return max(gpus for _, gpus in _gpus_asked(role_specs(whole), first_hosts(whole)))
 
 
-def _not_here(spec: JobSpec) -> Iterator[Misfit]:
+def _spare_problems_here(spec: JobSpec) -> Iterator[Misfit]:
     """Yield a problem if the role asks for a spare, but has one node only, where one machine plays all nodes."""
     if spec.recovery.spares and spec.resources.nodes.max < 2:
         yield Misfit("recovery.spares", "a spare needs at least 2 nodes, got resources.nodes: 1")
 
 
-def _not_apart(whole: JobSpec, spec: JobSpec, machine: Machine) -> Iterator[Misfit]:
+def _option_problems_on_hosts(whole: JobSpec, spec: JobSpec, machine: Machine) -> Iterator[Misfit]:
     """Yield a problem for each option that a role cannot have on a cluster, where nodes are divided among roles for
     good.
     """
@@ -133,7 +133,9 @@ def build_roles(
 ) -> Plan:
     """Return the plan of the main role, which contains the plans of the others.
 
-    Only roles that ask for a number of GPUs get any. A role that restarts alone has one plan per rank.
+    `whole` is the run's spec, `place` the run's identity, `projects` the code of each role, and `python` the
+    interpreter of all ranks. Only roles that ask for a number of GPUs get any. A role that restarts alone has one plan
+    per rank.
     """
     plans: list[Plan] = []
     specs = {name: _with_gpus_asked(spec) for name, spec in role_specs(whole).items()}
@@ -149,7 +151,7 @@ def build_roles(
         each = ranks_per_node(spec.resources, machine)
         for part in range(_ranks(spec, machine) if alone else 1):
             where = place if not plans else replace(place, run_dir=_folder(place, f"{name}-{part}" if alone else name))
-            asked = _of_one_rank(spec, each) if alone else spec
+            asked = _spec_of_one_rank(spec, each) if alone else spec
             one = build(asked, overrides, where, share, projects[name], code, python)
             node, local = divmod(part, each) if alone else (0, 0)
             first = local * one.gpus_per_node
@@ -169,7 +171,7 @@ def build_roles(
     return with_hosts(main, [("", "")] * (hosts_asked(main) + spares))
 
 
-def _of_one_rank(spec: JobSpec, ranks: int) -> JobSpec:
+def _spec_of_one_rank(spec: JobSpec, ranks: int) -> JobSpec:
     """Return the spec of a single rank of a role: `ranks` of them divide the role's resources on a node equally."""
     asked = spec.resources
     memory_gb = None if asked.memory_gb is None else asked.memory_gb / ranks
