@@ -88,8 +88,8 @@ class Run:
     def logs(
         self, *, ranks: Collection[int] | None = None, follow: bool = False, choice: LogChoice | None = None
     ) -> "Iterator[LogLine]":
-        """Yield the merged log lines of all ranks, or of those in `ranks`, filtered by `choice`; with `follow`,
-        continue until the run ends.
+        """Yield the merged log lines: of all ranks or of those in `ranks`, and only those that `choice` selects (None:
+        all); with `follow`, continue until the run ends.
         """
         lost = self.replacement()
         return merged_logs(
@@ -106,7 +106,9 @@ class Run:
         return status
 
     def replacement(self) -> "Replacement":
-        """Return an object that a waiting command uses to resume the run on other hosts after it has lost some."""
+        """Return an object which resumes the run on other hosts once it has lost some; a command that waits for the run
+        calls it again and again.
+        """
         from launcher.submission.replacing import Replacement  # late: of no use to `status`
 
         return Replacement(RunDir(self.path), self.resume)
@@ -145,7 +147,11 @@ class Run:
         self, *, add: Collection[str] = (), remove: Collection[str] = (), note: str | None = None,
         name: str | None = None,
     ) -> Labels:  # fmt: skip
-        """Add and remove tags, write a note, set a name; None leaves a value as it is. Return the labels."""
+        """Add the tags in `add`, remove those in `remove`, write the note and set the name; None leaves the note or
+        name as it is.
+
+        Return the labels that the run has then.
+        """
         run = RunDir(self.path)
         with locked(run.labels_lock, wait=True, optional=True):
             old = readable(run.labels, Labels) or Labels()
@@ -286,8 +292,8 @@ class Run:
 
         The target is `model.safetensors`, `model.pt` for torch.load, `model.dcp` for torch.distributed.checkpoint, or
         `model`, a folder as Hugging Face reads it. With `model` or `dtype` the weights of that one model, or converted
-        to that type, are written. An existing target is replaced only with `overwrite`. Checkpoints on other machines
-        are fetched first.
+        to that type, are written. A folder has several files if one would exceed `most_bytes_per_file` (None: 5 GB). An
+        existing target is replaced only with `overwrite`. Checkpoints on other machines are fetched first.
         """
         from launcher.copies import news, stored  # late: `status` does not fetch
         from launcher.submission import exporting  # late: of no use to `status`
@@ -361,14 +367,18 @@ class Run:
     def visit(self, node: int) -> "Visit":
         """Start a program on the node that answers questions about the run's ranks, and return the connection to it;
         the caller closes it.
+
+        Raise Refused if the run has no ranks yet.
         """
         from launcher.node.inside.visit import Visit  # late: only who looks inside needs it
 
         return Visit(self.reach(node))
 
     def reach(self, node: int) -> "Running":
-        """Start the program that answers questions about ranks on the node; return its process, for a caller that
-        relays messages.
+        """Start the program that answers questions about ranks on the node; return the process through which this
+        machine talks to it, for a caller that relays messages.
+
+        Raise Refused if the run has no ranks yet.
         """
         run = RunDir(self.path)
         place, state = _place_of(newest(run)), readable(run.state, RunState)
@@ -526,8 +536,8 @@ def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
 def _with_nodes(one: Run, done: str) -> "tuple[AttemptDir, RunStatus]":
     """Return (newest attempt, status) of an active run whose nodes can be changed.
 
-    Raise Refused for an ended run or one without a shared disk; the message says that no node can be `done`, such as
-    "drained".
+    Raise Refused for an ended run or one without a shared disk. `done` completes the message, which says that no node
+    can be `done`: "drained" or "moved".
     """
     status = one.status()
     attempt, hint = newest(RunDir(one.path)), f"hint: launch status {one.id}"
@@ -567,11 +577,10 @@ def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
 
 
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
-    """Delete runs that have ended, first on other machines, then here; return the report of each machine that keeps a
-    part of one.
+    """Delete runs that have ended, first on other machines, then here.
 
-    A run that turns out to be active on a machine is kept. Unless `anyway`, a run is also kept if a machine that may
-    have a part of it does not answer.
+    Return a report for each machine that stores or stored a part of one. A run that turns out to be active on a machine
+    is kept. Unless `anyway`, a run is also kept if a machine that may have a part of it does not answer.
     """
     from launcher.places.elsewhere import kept_elsewhere  # late: only for tidying
     from launcher.run.graphs import remove_finished_graphs  # late: only for tidying
@@ -632,7 +641,8 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool
 def _carried_on(fact: RunFacts, *, restart: bool) -> "RunStatus":
     """Return the status of a run from its facts.
 
-    If the run was on this machine and its supervisor has died, first restart it, or without `restart` record its end.
+    If its supervisor died on this machine, return the status after the run was restarted or, without `restart`, after
+    its end was recorded; if that fails, the message says why.
     """
     status = derive(fact)
     if status.state is not State.LOST or not fact.asks or _is_asked(fact):
@@ -667,13 +677,13 @@ def uncommitted(run: Run) -> "CodeComparison":
 
 
 def _is_asked(fact: RunFacts) -> bool:
-    """Return whether the state of the run is known only to its cluster, so that this has to be queried."""
+    """Return whether the run's state is known only to its cluster, so that the cluster has to be queried."""
     kind = kind_named(fact.asks) if fact.asks else None
     return kind is not None and kind.asked
 
 
 def line_to(one: Run, node: int) -> "Line":
-    """Return the shell connection to the machine that is this node of the run.
+    """Return an open shell connection to the machine that is this node of the run.
 
     Raise Unreachable if it cannot be made, and Refused if the run has no nodes yet.
     """

@@ -1,5 +1,6 @@
-"""The clock that measures leases, and how long a lease and the time between heartbeats are. An agent renews its lease
-with the coordinator by heartbeats; when the lease runs out, a watchdog ends the ranks of its node.
+"""The clock that measures leases, and how long a lease and the time between heartbeats are. An agent is the launcher's
+process on a node; it renews its lease (`lease_s` seconds) with the coordinator by heartbeats. When the lease runs out,
+a watchdog ends the ranks of its node.
 """
 
 import time
@@ -29,8 +30,8 @@ def lease_of_ranks(lease_s: float) -> float:
 
 
 def lease_of_places(lease_s: float) -> float:
-    """Return for how many seconds the coordinator keeps the ranks of a silent node: their lease, and the second that a
-    watchdog needs to end them.
+    """Return for how many seconds the coordinator waits for a silent node before it gives that node's ranks to others:
+    their lease, and the second that a watchdog needs to end them.
     """
     return lease_of_ranks(lease_s) + ENDING_S
 
@@ -45,7 +46,7 @@ def heartbeat_every_s(lease_s: float, nodes: int) -> float:
 def heartbeat_turn_s(lease_s: float, nodes: int) -> float:
     """Return the shortest time in seconds between two heartbeats of one node.
 
-    It grows with the number of nodes, so that the coordinator keeps up with ranks that report every step.
+    It grows with the number of nodes, so that the coordinator keeps up even if ranks report at every step.
     """
     return min(nodes / _MOST_A_SECOND, lease_s / _HEARTBEATS_OF_MANY)
 

@@ -29,7 +29,7 @@ def decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def converted(found: Any, kind: type[T]) -> T:
-    """Convert `found`, which was decoded to plain dicts and lists, to `kind`; raise msgspec.ValidationError if it does
+    """Return `found`, which was decoded to plain dicts and lists, as a `kind`; raise msgspec.ValidationError if it does
     not fit.
     """
     decoder_of(kind)

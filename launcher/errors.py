@@ -147,8 +147,9 @@ class Fenced(LaunchError):
 
 
 def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchError:
-    """Return the error with `hint` and with the `runs` that exist; its exit code is never the one for "nothing was
-    started".
+    """Return the error with `hint` and with the `runs` that exist.
+
+    Its exit code is that of `error`, unless this means that nothing was started; then it is that of Refused.
     """
     lines = error.lines if isinstance(error, LaunchError) else (said_by_the_system(error),)
     kind = Refused if isinstance(error, BadInput) else Unreachable if isinstance(error, Unreachable) else LaunchError
@@ -160,8 +161,8 @@ def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchErro
 
 
 def some_exist(error: LaunchError | OSError, before: Runs, wanted: int) -> LaunchError:
-    """Return the error of a submit of `wanted` runs after those in `before` had been started; it lists every run that
-    exists.
+    """Return the error of a submit of `wanted` runs, of which those in `before` had been started when `error` was
+    raised; it lists every run that exists.
     """
     runs = (*before, *(error.runs if isinstance(error, LaunchError) else ()))
     return with_runs(error, runs, f"{len(runs)} of {wanted} runs exist all the same: do not submit them again")

@@ -32,9 +32,9 @@ def parse_run_id(text: str) -> RunId:
 
 
 def new_run_id(name: str, taken: Callable[[RunId], bool]) -> RunId:
-    """Return an unused id such as `resnet-ddp-7k3f`.
+    """Return an unused id made from a job's name, such as `resnet-ddp-7k3f`.
 
-    `taken` says whether an id is in use; the random part grows if many are.
+    `taken` returns whether an id is in use; the random part grows if many are.
     """
     draws = 0
     while taken(run_id := parse_run_id(f"{name}-{_draw(_SHORT + draws // _TRIES_PER_LENGTH)}")):

@@ -32,8 +32,8 @@ _TODAY = {  # `launcher.clusters.X` is also the earlier `launcher.places.X`
 
 
 def start_by_newer_name() -> None:
-    """Replace this process, which starts as `python -m NAME`, by the program that has the name NAME today; return if
-    NAME is no earlier name.
+    """If this process was started as `python -m NAME` with an earlier name of a program, replace it by that program
+    under its present name; else return.
     """
     if "-m" not in sys.orig_argv:
         return  # Python allows `-Pm NAME` too, which no version of ours has used

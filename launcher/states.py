@@ -70,7 +70,7 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether no process of the run is left and none will start by itself."""
+        """Whether the state is one of an ended run: no process of it is left, and none will start by itself."""
         return self in (State.SUCCEEDED, State.FAILED, State.INTERRUPTED, State.CANCELLED, State.LOST)
 
 
