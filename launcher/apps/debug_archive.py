@@ -292,7 +292,9 @@ def _last_part(path: Path, most: int) -> tuple[str, bool]:
 
 
 def _part_of(name: str, text: str, cut: bool) -> _Part:
-    """Return the text of a file as a part of the archive, parsed if it is JSON; `cut` if it is only the file's end."""
+    """Return the text of a file as the part `name` of the archive, parsed if it is JSON; `cut` if it is only the file's
+    end.
+    """
     if name.endswith(".jsonl"):
         return _Part(name, [_record_or_text(line) for line in text.splitlines()], lines=True, cut=cut)
     return _Part(name, _record_or_text(text) if name.endswith(".json") else text, cut=cut)

@@ -65,7 +65,7 @@ class Graph:
         return self._steps(fresh_s, restart_lost=True)
 
     def _steps(self, fresh_s: float, *, restart_lost: bool) -> list[StepStatus]:
-        """Return all steps with their status.
+        """Return all steps with their status; a cluster's answer may be `fresh_s` seconds old.
 
         With `restart_lost`, a run whose supervisor has died is started again.
         """
@@ -127,7 +127,9 @@ class Graph:
         return [run for run in self.runs() if run.id in {step.run for step in (*over, *missing)}]
 
     def _resume(self, record: GraphRecord, step: StepStatus, *, anew: bool, code: bool) -> None:
-        """Resume the run of one step, which then waits for the runs of the steps that it needs."""
+        """Resume the run of one step, which then waits for the runs of the steps that it needs; `anew` and `code` are
+        as in resume().
+        """
         waits = ", ".join(one.run for one in record.steps if one.name in step.needs)
         overrides = [f"queue.after=[{waits}]", "queue.hold=null", "queue.at=null"] if waits else []
         Run(step.run, self._folder.runs / step.run).resume(overrides=overrides, anew=anew, code=code)
@@ -169,7 +171,10 @@ def submit_graph(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) 
 
 
 def prepare_graph(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "list[StepPlan]":
-    """Return the plan of each step that `submit_graph` would start, in order; nothing is started or written."""
+    """Return the plan of each step that `submit_graph` would start, in order; nothing is started or written.
+
+    `on` is the cluster of steps that name none.
+    """
     from launcher.submission.graphs import prepare_steps  # late: it reads YAML
 
     return prepare_steps(Path(spec), on=on, overrides=tuple(overrides))

@@ -429,8 +429,8 @@ def _part(run_id: RunId, role: str) -> api.Run:
 
 @contextlib.contextmanager
 def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
-    """Write the spec that was sent to a file in `folder`, and yield it; errors name the files as the user's machine
-    calls them.
+    """Write the spec that was sent to a file in `folder`, and yield it with its project in `root`; errors name the
+    files as the user's machine calls them.
     """
     plain = spec.name and set(spec.name) <= _PLAIN and not spec.name.startswith((".", "-"))
     make_dir(folder)
@@ -452,9 +452,9 @@ def _runs_root(named: str) -> Path:
 
 
 def _project(named: str, digest: str) -> Path:
-    """Return the source tree with this digest, which was sent before.
+    """Return the source tree with this digest, which was sent before to the folder `named`.
 
-    The folder of runs is set, too, so that it is not inside the code.
+    The folder of runs is set for this process, too, so that it is not inside the code.
     """
     _runs_root(named)
     tree = kept_trees.tree(folder_of(named) / "projects", digest)

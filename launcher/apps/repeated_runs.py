@@ -54,7 +54,7 @@ class RepeatedJob:
 def job_of(ref: str, *, on: str | None, overrides: Sequence[str]) -> RepeatedJob:
     """Return the job of a spec file or a run called `ref`.
 
-    A run's job is on the run's own cluster, unless `on` names another. Raise BadInput or NoSuchRun.
+    Its cluster is `on` or, if that is None, the run's own, or `local` for a spec file. Raise BadInput or NoSuchRun.
     """
     file = Path(ref)
     if file.is_file() or file.suffix in (".yaml", ".yml"):
@@ -109,7 +109,7 @@ def steps_override(run: RunOptions, steps: int, root: Path | None = None) -> str
 
 
 def _takes_settings(run: RunOptions, root: Path) -> bool:
-    """Return whether the script has the trainer's options, judging by its text."""
+    """Return whether the script, in the project `root`, has the trainer's options, judging by its text."""
     entry = run.script if run.module is None else f"{run.module.replace('.', '/')}.py"
     file = root / run.workdir / (entry or "")
     if not file.is_file():

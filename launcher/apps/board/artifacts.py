@@ -64,7 +64,7 @@ def artifacts(run: RunDir) -> Artifacts:
 
 
 def read_artifact(run: RunDir, name: str) -> bytes:
-    """Return the content of a file that `artifacts` lists.
+    """Return the content of the file `name`, a path that `artifacts` lists.
 
     Raise NoSuchRun if it does not exist, and Refused if it is too large to show.
     """
@@ -99,8 +99,8 @@ def _content_of(file: int) -> bytes:
 
 
 def _opened(stack: contextlib.ExitStack, path: Path, flags: int, folder: int | None) -> int:
-    """Open the file `path`, relative to the open folder `folder` (None: the working folder), and return its descriptor;
-    `stack` closes it.
+    """Open the file `path` with the flags of os.open, relative to the open folder `folder` (None: the working folder),
+    and return its descriptor; `stack` closes it.
     """
     fd = os.open(path, flags, dir_fd=folder)
     stack.callback(os.close, fd)

@@ -1,6 +1,4 @@
-"""Bundle the board's scripts and styles, so that the page needs few requests. A script is preceded by the scripts that
-it imports; no two of them declare the same name or import each other.
-"""
+"""Return the text of the script `first`, preceded by all scripts that it imports."""
 
 import re
 from functools import cache

@@ -128,7 +128,9 @@ class Survey:
             return future
 
     def _store_answer(self, name: str, done: "Future[list[HostNow]]") -> None:
-        """Store the answer of a query; if it failed, store the error beside the last good answer."""
+        """Store the answer of a query for the cluster `name`; if it failed, store the error beside the last good
+        answer.
+        """
         if done.cancelled():
             return
         error = done.exception()
@@ -139,7 +141,9 @@ class Survey:
             self._answers[name] = at, hosts, _error_text(name, error)
 
     def _cluster(self, name: str, kind: str, rows: Sequence[BoardRow]) -> BoardCluster:
-        """Return a cluster for the page, from its last answer and from the runs on it."""
+        """Return the cluster `name` for the page, from its last answer and from those of `rows`, the rows of all runs,
+        that are on it.
+        """
         at, hosts, error = self._answers.get(name, (0.0, [], ""))
         mine = [row for row in rows if row.cluster == name and not row.ended]
         waiting = [WaitingRun(row.id, row.headline, row.submitted_at) for row in mine if row.state is State.QUEUED]
@@ -193,7 +197,7 @@ def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]")
 
 
 def _error_text(name: str, error: BaseException) -> str:
-    """Return a sentence for the user that describes `error` and says what to do."""
+    """Return a sentence for the user that describes the `error` of a query for the cluster `name` and says what to do."""
     doctor = f"`launch doctor {name}` looks into it"
     if isinstance(error, LaunchError) and error.lines:
         said, *hints = error.lines
@@ -205,9 +209,9 @@ def _error_text(name: str, error: BaseException) -> str:
 
 
 def _hosts_of(place: "ClusterEntry", spec: "JobSpec | None") -> list[HostNow]:
-    """Query the cluster for its hosts.
+    """Query the cluster for its hosts, and return them.
 
-    `spec` is one that names the hosts, for a pool that the clusters file lacks.
+    `spec` names the hosts of a pool that the clusters file lacks; it is None for any other cluster.
     """
     from launcher.places.clusters_file import hosts_of  # late: it reads YAML
     from launcher.spec.model import JobSpec, RunOptions  # late: likewise

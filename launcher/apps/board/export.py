@@ -145,7 +145,9 @@ def _last_lines(one: api.Run) -> LogPage:
 
 
 def _written(folder: Path, answers: str) -> Path:
-    """Write the page's files into the folder; return the one to open in a browser."""
+    """Write the page's files, with `answers`, the server's answers as JSON, into the folder; return the one to open in
+    a browser.
+    """
     page = folder / "page"
     page.mkdir(parents=True, exist_ok=True)
     for name in PAGE_FILES:
@@ -160,7 +162,8 @@ def _written(folder: Path, answers: str) -> Path:
 def _single(answers: str, view: str) -> str:
     """Return the page as a single HTML file with its scripts, styles and data.
 
-    Its policy lets the browser run these scripts and no others.
+    `answers` are the server's answers as JSON, and `view` the view with which the page opens. Its policy lets the
+    browser run these scripts and no others.
     """
     first = f'if (!location.hash) location.hash = "#/{view}";'
     scripts = [first, page_file(SCRIPT).decode().replace("</script", "<\\/script")]

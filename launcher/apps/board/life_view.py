@@ -22,8 +22,8 @@ _MOST_VALUES = 3  # that a mark names
 
 
 def board_life(status: RunStatus, measured: MeasuredRun, now: float) -> Life:
-    """Return the run's timeline with its checkpoints and validations, from files on this disk; no cluster is
-    queried.
+    """Return the run's timeline, up to its end or the Unix time `now`, with its checkpoints and validations, from files
+    on this disk; no cluster is queried.
     """
     life = read_life(status, now)
     names = filter(is_of_a_validation, measured.names)

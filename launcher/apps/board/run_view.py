@@ -231,7 +231,9 @@ def _nodes(status: RunStatus) -> list[BoardNode]:
 
 
 def _ranks(status: RunStatus, hang: HangReport | None) -> list[BoardRank]:
-    """Return the run's ranks; those that are behind, or to blame for the hang, are marked as stragglers."""
+    """Return the run's ranks; those that are behind, or to blame for the hang that `hang` reports (None: no hang), are
+    marked as stragglers.
+    """
     steps = [rank.step for rank in status.ranks if rank.step is not None and rank.state == "running"]
     usual = statistics.median_high(steps) if steps else 0
     loads = {load.node: load for load in status.loads}
@@ -305,7 +307,7 @@ def checkpoint_words(run: api.Run, step: int | None) -> str:
 
 
 def board_checkpoints(run: api.Run, reported: int | None) -> BoardCheckpoints:
-    """Return the run's checkpoints; `reported` is the newest step of a checkpoint that its ranks reported."""
+    """Return the run's checkpoints; `reported` is the newest step of a checkpoint that its ranks reported, or None."""
     found = list[BoardCheckpoint]()
     try:
         for one in run.checkpoints():

@@ -84,9 +84,9 @@ def serve(
     listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None,
     tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    """Serve the board on a listening socket until SIGINT or SIGTERM.
+    """Serve the board on a listening socket, whose host name or address is `host`, until SIGINT or SIGTERM.
 
-    `welcomed` is called once a browser has opened the printed address.
+    `welcomed` is called once a browser has opened the printed address. With `tls`, browsers connect by HTTPS.
     """
     BoardServer(listening, host, board, welcomed, tls=tls).run()
 
@@ -201,7 +201,7 @@ def _answering(route: Callable[[_Question], Any]) -> Callable[[_Question], Respo
 
 
 def _json(answer: Any, status: int = 200) -> Response:
-    """Return a response with this data as JSON."""
+    """Return a response with this data as JSON and the HTTP status `status`."""
     return Response(encode(answer), status, media_type="application/json")
 
 

@@ -43,8 +43,8 @@ def rates_picture(report: CollectivesReport, ranks: int) -> str:
 
 
 def times_picture(report: CollectivesReport, ranks: int) -> str:
-    """Return a picture (SVG) of median time over message size; its left end shows what a message costs however small it
-    is.
+    """Return a picture (SVG) of median time over message size, measured on `ranks` ranks; its left end shows what a
+    message costs however small it is.
     """
     curves = _curves(report, ranks, lambda one: one.usual_s)
     return _over_sizes(f"Time over size, {ranks} ranks", curves, duration) if curves else ""
@@ -90,7 +90,10 @@ def _power(value: float, rounded: Callable[[float], int]) -> float:
 def _axes(
     sizes: Sequence[int], x: Place, y: Place, low: float, high: float, label: Callable[[float], str]
 ) -> Iterable[str]:
-    """Yield the axes with their labels as SVG; `x` and `y` map values to positions."""
+    """Yield the axes with their labels as SVG; `x` and `y` map values to positions.
+
+    The vertical axis is from `low` to `high`, whose labels `label` formats.
+    """
     right = _WIDE - _LEGEND
     yield line([(_LEFT, 16), (_LEFT, _HIGH - _BELOW), (right, _HIGH - _BELOW)], "currentColor")
     last = -math.inf

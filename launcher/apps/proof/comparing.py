@@ -112,10 +112,11 @@ def _between(step: int, undisturbed: Mapping[int, Path], disturbed: Mapping[int,
 
 
 def departure_of(step: int, found: Differences, usual: Collection[str] | None) -> StateDeparture | None:
-    """Return the differences as the report has them, or None if they do not affect the rest of the training.
+    """Return the differences between the checkpoints of step `step` as the report has them, or None if they do not
+    affect the rest of the training.
 
-    `usual` is state, other than tensors, that differs between any two runs. If it is None, that is not known, and only
-    tensors count.
+    `usual` names the state, other than tensors, that differs between any two runs and so is ignored. If it is None,
+    that is not known, and only tensors decide.
     """
     kept = tuple(place for place in found.kept if usual is None or place not in usual)
     if not found.different and (usual is None or not any(map(decides, kept))):
@@ -129,7 +130,7 @@ def departure_of(step: int, found: Differences, usual: Collection[str] | None) -
 
 
 def decides(place: str) -> bool:
-    """Return whether this state of a checkpoint, which is no tensor, affects the training.
+    """Return whether the state at `place`, a path in a checkpoint that leads to no tensor, affects the training.
 
     A user's object need not: it may contain a time, in which no two runs agree.
     """

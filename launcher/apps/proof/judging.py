@@ -194,7 +194,8 @@ def finished(run: Run, status: RunStatus) -> FinishedRun:
 def judged(
     mode: str, kills: Sequence[Kill], run: FinishedRun, undisturbed: FinishedRun, metrics: Collection[str] = ()
 ) -> ComparedRun:
-    """Compare a disturbed run with the undisturbed one, and return the verdict; causes are not looked for.
+    """Compare a run that was disturbed in the way `mode` with the undisturbed one, and return the verdict; causes are
+    not looked for.
 
     Only the metrics in `metrics` are compared or, if it is empty, all but rates and times.
     """

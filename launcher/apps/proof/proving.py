@@ -236,12 +236,12 @@ class _Proving:
         )  # fmt: skip
 
     def _undisturbed(self, name: str) -> tuple[FinishedRun, Run]:
-        """Make an undisturbed run, and wait for its end; return (its records, the run)."""
+        """Make an undisturbed run, whose id ends with `name`, and wait for its end; return (its records, the run)."""
         run = self._start(name, ())
         return finished(run, to_its_end(run, run.wait, self.tell)), run
 
     def _disturbed(self, name: str, mode: Mode, alone: FinishedRun) -> ComparedRun:
-        """Make a run with kills, and compare it with the undisturbed run `alone`."""
+        """Make a run with the kills of the mode called `name`, and compare it with the undisturbed run `alone`."""
         plan = planned(self.seed, name, self.kills, alone.status.step or 0, alone.first_saved)
         holds = held_at(plan, max(1, len(alone.status.ranks)))
         run = self._start(name, (*mode.overrides, f"env.{HOLDS}={holds}"))
@@ -263,7 +263,7 @@ class _Proving:
         return self.once_more[0]
 
     def _start(self, name: str, more: Sequence[str]) -> Run:
-        """Start a run of the proof with the overrides in `more`, and return it."""
+        """Start a run of the proof, whose id ends with `name`, with the overrides in `more`, and return it."""
         run = self.target.start(parse_run_id(f"{self.id}-{name}"), more)
         self.runs.append(run)
         run.label(add=[TAG, self.id])
@@ -277,9 +277,10 @@ def _too_short(steps: int) -> str:
 
 
 def for_a_proof(target: RepeatedJob, *, steps: int | None, kills: int) -> RepeatedJob:
-    """Return the job with settings that all runs of a proof need, such as checkpoints often enough for the kills.
+    """Return the job with settings that all runs of a proof need.
 
-    The user's own overrides win. Raise BadInput or Refused if a proof is impossible.
+    With `steps`, the training is limited to so many steps, and saves checkpoints often enough for `kills` kills. The
+    user's own overrides win. Raise BadInput or Refused if a proof is impossible.
     """
     wish = target.request(_ALWAYS)
     if not wish.cluster.supports_reach:

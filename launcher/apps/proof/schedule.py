@@ -25,10 +25,11 @@ class PlannedKill:
 
 
 def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tuple[PlannedKill, ...]:
-    """Return one kill in each of `kills` equal stretches of a training of `steps` steps, in order.
+    """Return one kill, drawn by `seed` and `mode`, in each of `kills` equal stretches of a training of `steps` steps,
+    in order.
 
-    If there is room, all come after `saved`, the step of the first checkpoint, because a training killed before that
-    only starts again. Raise BadInput if there are more kills than steps.
+    If there is room, all come after `saved`, the step of the first checkpoint (0: none), because a training killed
+    before that only starts again. Raise BadInput if there are more kills than steps.
     """
     last = int(steps * _UNTIL)
     if last < kills:

@@ -55,7 +55,9 @@ def _base(point: ScaledRun, points: Sequence[ScaledRun]) -> ScaledRun | None:
 
 
 def _beside(point: ScaledRun, base: ScaledRun | None) -> ScaledRun:
-    """Return the point with speed-up, efficiency and losses against `base`, and a sentence on them."""
+    """Return the point with speed-up, efficiency and losses against `base`, and a sentence on them; without these
+    numbers if `base` is None or nothing was measured.
+    """
     if not point.rates:
         return msgspec.structs.replace(point, says=f"{_ranks(point)}: {point.why}")
     if base is None or base.ranks == point.ranks:

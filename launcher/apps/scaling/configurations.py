@@ -167,7 +167,9 @@ def _strategy_overrides(strategy: str) -> Iterator[str]:
 
 
 def _in_one_process(one: Configuration, cpus: int | None) -> Iterator[str]:
-    """Yield the overrides of a training whose GPUs are all in one process."""
+    """Yield the overrides of a training whose GPUs are all in one process; `cpus` is the cores for each GPU (None: the
+    spec's).
+    """
     yield from ("resources.nodes=1", "resources.ranks_per_node=1", f"{_BASELINE}={one.strategy}={one.ranks}")
     if cpus is not None:
         yield f"resources.cpus_per_rank={cpus * one.ranks}"

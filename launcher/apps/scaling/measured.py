@@ -46,7 +46,9 @@ def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last
 
 
 def _lines(rows: Mapping[int, Mapping[str, float]], first: int, last: int) -> Iterator[tuple[float, float]]:
-    """Yield (samples per second, wall-clock seconds per step) for each logged line, counted from the line before it."""
+    """Yield (samples per second, wall-clock seconds per step) for each logged line after step `first` and up to `last`,
+    counted from the line before it.
+    """
     before: tuple[int, float] | None = None
     for step, row in rows.items():
         if "samples_per_s" not in row or step > last:

@@ -86,8 +86,8 @@ def scale(
 
 
 def _has_options(run: RunOptions, project: Path) -> bool:
-    """Return whether the program has the trainer's options: one of the trainer's tasks, or a script whose text adds
-    them.
+    """Return whether the program has the trainer's options: one of the trainer's tasks, or a script in the folder
+    `project` whose text adds them.
     """
     if is_ours(run):
         return True
@@ -257,7 +257,9 @@ def _is_of(run: Run, name: str) -> bool:
 
 
 def _failure(status: RunStatus, steps: int) -> str:
-    """Return the reason why the run gives no measurement of speed, or "" if it gives one."""
+    """Return the reason why the run gives no measurement of speed, such as that it ended before step `steps`, or "" if
+    it gives one.
+    """
     if status.state is State.SUCCEEDED and status.restarts.total:
         return f"it was restarted {status.restarts.total} times"
     if status.state is State.SUCCEEDED:

@@ -217,7 +217,7 @@ class Engine:
                     future.exception()  # of several that failed one is told; the others are known all the same
 
     def _future(self, key: Key, payload: bytes, now: float) -> AnswerFuture:
-        """Put an input into the queue, and return the future of its answer."""
+        """Put an input, encoded as `payload`, into the queue at time `now`, and return the future of its answer."""
         future: AnswerFuture = asyncio.get_running_loop().create_future()
         self._batcher.ask(key, payload, future, now)
         return future
@@ -263,7 +263,9 @@ class Engine:
         self.free(worker)
 
     def _settle(self, wanted: WantedAnswer[AnswerFuture], answer: Answer, step: int | None, now: float) -> None:
-        """Pass the answer or error for one input to all clients that wait for it, and cache an answer."""
+        """Pass the answer or error for one input to all clients that wait for it, and cache an answer, computed by the
+        checkpoint of step `step`, at time `now`.
+        """
         if "json" in answer and step == self.step:  # answers of a group that was replaced meanwhile are not cached
             self._cache.put(wanted.key, answer["json"], now)
         for future in _waiting([wanted]):

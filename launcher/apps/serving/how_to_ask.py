@@ -17,7 +17,7 @@ _LONGEST_IN_LINE = 200
 
 
 def write_header(folder: Path, name: str, token: str) -> Path:
-    """Write the token as a header to a file for curl (`-H @FILE`), and return the file.
+    """Write the token as a header to the file `name` in `folder`, for curl (`-H @FILE`), and return the file.
 
     Other users could read a token on a command line.
     """

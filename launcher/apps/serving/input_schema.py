@@ -118,7 +118,7 @@ def _type_of(schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _object(schema: Mapping[str, Any], where: str) -> Any:
-    """Return the msgspec type for an object with these properties."""
+    """Return the msgspec type for an object with these properties; `where` names this part of the schema in messages."""
     if "properties" not in schema:
         return dict[str, Any]
     required = set(schema.get("required", ()))
@@ -137,19 +137,25 @@ def _object(schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _usual(value: Any) -> Any:
-    """Return a field's default value; a list or object is copied for each input."""
+    """Return a field's default as msgspec wants it: a list or object as a factory, which msgspec requires for such
+    values.
+    """
     return msgspec.field(default_factory=lambda: value) if isinstance(value, list | dict) else value
 
 
 def _one_of(values: Any, where: str) -> Any:
-    """Return the msgspec type for an enum; raise BadInput for values that are not supported."""
+    """Return the msgspec type for an enum; raise BadInput, which names the part `where` of the schema, for values that
+    are not supported.
+    """
     if not isinstance(values, list) or not values or not all(isinstance(one, str | int) for one in values):
         _refuse(where, "expected strings or whole numbers in `enum`")
     return Literal[tuple(values)]
 
 
 def _bounded(kind: Any, schema: Mapping[str, Any], where: str) -> Any:
-    """Return the type with the schema's limits, such as minimum; raise BadInput for limits that are not supported."""
+    """Return the type `kind` with the schema's limits, such as minimum; raise BadInput, which names the part `where` of
+    the schema, for limits that are not supported.
+    """
     bounds = {ours: schema[theirs] for theirs, ours in _BOUNDS.items() if theirs in schema}
     try:
         return Annotated[kind, msgspec.Meta(**bounds)] if bounds else kind

@@ -238,7 +238,8 @@ class WorkerPool:
     async def worker(
         self, op: str, threads: int, number: int, on_end: Callable[[ServingWorker], None]
     ) -> ServingWorker:
-        """Start worker `number` and return it: with `op` "fork" as a fork, with "become" as the pool's own process.
+        """Start worker `number`, which may use `threads` threads, and return it: with `op` "fork" as a fork, with
+        "become" as the pool's own process.
 
         `on_end` is called when it ends. Raise WorkerPoolLost if the pool has ended, and WorkerLost if the worker ends
         at once.

@@ -142,13 +142,15 @@ async def _answered(
 
 
 def _unfit(where: Location, why: str) -> Response:
-    """Return a response about an invalid input, in the form of FastAPI's validation errors, which clients can parse."""
+    """Return a response that says where an input is invalid and why, in the form of FastAPI's validation errors, which
+    clients can parse.
+    """
     detail = [{"loc": ["body", *where], "msg": why, "type": "value_error"}]
     return Response(msgspec.json.encode({"detail": detail}), 422, media_type=_JSON)
 
 
 def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with this error text as JSON."""
+    """Return a response with the HTTP status `status` and this error text as JSON."""
     return JSONResponse({"detail": text}, status, headers)
 
 
@@ -210,7 +212,9 @@ class ServingRules:
 
     @classmethod
     def of(cls, token: str | None, port: int, most_bytes: int) -> "ServingRules":
-        """Return the rules of a server at this port; without a token, anyone may call it."""
+        """Return the rules of a server at this port, which refuses bodies of more than `most_bytes`; without a token,
+        anyone may call it.
+        """
         access = None if token is None else Access(Keys(token), f"launch_serve_{port}", _PAGES)
         return cls(access, most_bytes)
 

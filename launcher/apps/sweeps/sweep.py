@@ -55,7 +55,8 @@ _MOST_TRIED = 64  # of the values of an option, before anything exists
 
 
 def begin(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None = None) -> SweepDir:
-    """Create a sweep's folder and return it; raise BadInput, and create nothing, if the sweep cannot work.
+    """Create the folder of a sweep on the cluster `on`, and return it; raise BadInput, and create nothing, if the sweep
+    cannot work.
 
     The project is `root`, by default that of the file.
     """
@@ -112,7 +113,8 @@ def _settled(
 
 
 def _without_fixed(space: Mapping[str, Dimension], file: Path, overrides: tuple[str, ...]) -> dict[str, Dimension]:
-    """Return the space to search, in which a condition on an option that the spec fixes is resolved.
+    """Return the space to search, in which a condition on an option that the spec in `file` or an override fixes is
+    resolved.
 
     An option whose condition does not hold is left out.
     """
@@ -151,13 +153,17 @@ def _tried(
 
 
 def _free_id(name: str, runs: Path) -> RunId:
-    """Return a new id that no sweep and no run has."""
+    """Return a new id that begins with the job's `name` and that no sweep and no run has."""
     known = {one.id for one in known_sweeps()}
     return new_run_id(name, lambda one: one in known or taken(runs)(one) or (runs / SWEEPS / one).exists())
 
 
 def _write(sweep: SweepDir, file: Path, record: SweepRecord, wish: Request, points: int) -> None:
-    """Write the sweep's folder under a temporary name, then rename it, so that it exists completely or not at all."""
+    """Write the sweep's folder, with the spec `file` and its code, under a temporary name, then rename it, so that it
+    exists completely or not at all.
+
+    `points` is how many points a grid or a file has (0: Optuna chooses).
+    """
     folder = sweep.path.parent
     draft = SweepDir(drafts.new_draft(folder))
     try:
@@ -311,7 +317,7 @@ class Sweep:
 
 
 def sweep(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Sweep:
-    """Start a sweep, and return once a process conducts it.
+    """Start a sweep on the cluster `on`, and return once a process conducts it.
 
     The spec is a file, or its content as for submit().
     """

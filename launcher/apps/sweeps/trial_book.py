@@ -200,7 +200,9 @@ class TrialBook:
         trial.set_user_attr(_GOES_ON, {"after": after, "step": trial.user_attrs.get(_PRUNED_AT)})
 
     def tell(self, number: int, value: float | None, *, pruned: bool, why: str) -> None:
-        """Record how a trial ended: with a value, stopped early (`pruned`), or failed for the reason `why`."""
+        """Record how a trial ended: with a value, stopped early (`pruned`), or, if `value` is None, failed for the
+        reason `why`.
+        """
         if why:
             self._trial(number).set_user_attr(_WHY, why)
         if value is not None:
@@ -232,7 +234,7 @@ class TrialBook:
 
 
 def _entry(one: FrozenTrial, rung: Rung | None) -> BookedTrial:
-    """Return Optuna's trial as a BookedTrial, with its rung."""
+    """Return Optuna's trial as a BookedTrial, with the last rung that it has reached, or None."""
     attrs, goes_on = one.user_attrs, one.user_attrs.get(_GOES_ON, {})
     pruned_at = attrs.get(_PRUNED_AT)
     return BookedTrial(

@@ -38,7 +38,7 @@ def origin(host: str, port: int, *, tls: bool = False) -> str:
 
 
 def page_address(server: str, keys: Keys, path: str = "/", view: str = "") -> str:
-    """Return the address that opens a page in a browser and contains the token.
+    """Return the address that opens the page `path` of the server `server` in a browser and contains the token.
 
     `view` is put after `#`, which a browser does not send to the server.
     """

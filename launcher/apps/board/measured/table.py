@@ -58,7 +58,7 @@ class StepTable:
             self.ranks[name].extend(array("H", (rank,)) * len(steps))
 
     def row(self, step: int, at: float) -> int:
-        """Return the index of the step's row; insert an empty row if there is none."""
+        """Return the index of the step's row; if there is none, insert an empty row with the Unix time `at`."""
         place = bisect_left(self.steps, step)
         if place < len(self.steps) and self.steps[place] == step:
             return place
