@@ -93,7 +93,7 @@ class Arguments(argparse.ArgumentParser):
         """Declare --json with this help `text`; `answers` returns the types of the output.
 
         With `by_line`, the output is one object per line. `among` is the group of mutually exclusive options to which
-        --json is added.
+        --json is added (None: to no group).
         """
         self.answers, self.answers_by_line = answers, by_line
         (among or self).add_argument("--json", action="store_true", help=text)

@@ -77,7 +77,7 @@ def state_colour(state: State) -> str:
 
 
 def size(stream: TextIO) -> tuple[int, int]:
-    """Return (columns, rows) of the terminal, or (80, 24) if the stream is none."""
+    """Return (columns, rows) of the terminal that `stream` is, or (80, 24) if it is no terminal."""
     try:
         found = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
@@ -109,7 +109,8 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
 
 
 def fitting(table: Sequence[Sequence[str]], less: Sequence[str], width: int | None, indent: str = "") -> list[str]:
-    """Return the table as lines, without the columns that do not fit `width` (None: no limit).
+    """Return the table as lines, each with `indent` before it, without the columns that do not fit `width` (None: no
+    limit).
 
     The first row has the heads. Columns are left out in the order of `less`; lines that are still too wide are cut.
     """
@@ -123,7 +124,7 @@ def fitting(table: Sequence[Sequence[str]], less: Sequence[str], width: int | No
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the width of the terminal, or None if the stream is none."""
+    """Return the width in characters of the terminal that `stream` is, or None if it is no terminal."""
     return size(stream)[0] if is_terminal(stream) else None
 
 

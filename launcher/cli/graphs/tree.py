@@ -32,7 +32,11 @@ def branches(needs: Mapping[str, Sequence[str]]) -> Branches:
 
 
 def _drawn(below: dict[str | None, list[str]], above: str | None, indent: str) -> Iterator[tuple[str, str]]:
-    """Yield (step, the lines to draw before its name) for each step below `above`, and those below it."""
+    """Yield (step, the lines to draw before its name) for each step below `above` (None: for the topmost steps), and
+    for those below it.
+
+    `below` has the steps below each step, and `indent` is drawn before all of them.
+    """
     names = below.get(above, [])
     for name in names:
         last = name == names[-1]

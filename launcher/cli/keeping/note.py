@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def checked_note(text: str | None) -> str | None:
-    """Return the note; raise BadInput if it is too long. None passes."""
+    """Return the text of a note, or None for None; raise BadInput if it is too long."""
     if text is not None and len(text) > _MOST:
         raise BadInput(f"a note is at most {_MOST} characters long, this has {len(text)}")
     return text

@@ -99,7 +99,7 @@ def _is_spec(named: str) -> bool:
 
 
 def _notifying(named: str | None) -> Notifying:
-    """Return who is notified according to a spec file, to a run, or for None to the user's own settings.
+    """Return who is notified according to `named`: a spec file, a run, or, if it is None, the user's own settings.
 
     Raise BadInput, or Refused for a run, if nobody is.
     """
@@ -169,7 +169,7 @@ def _outcome(sent: Sequence[SentNotice], *, reached: bool, as_json: bool) -> int
 def _test(what: Notifying, named: str | None, *, as_json: bool) -> int:
     """Send a test message to every recipient and print the results, as JSON with `as_json`; return the exit code.
 
-    `named` is the run or spec that the user named.
+    `named` is the run or spec that the user named, or None.
     """
     host = socket.gethostname()
     message = Message(

@@ -164,7 +164,7 @@ def _code(found: Comparison, one: CodeComparison, most: int | None) -> list[str]
 
 
 def _changes(title: str, one: CodeComparison, most: int | None) -> list[str]:
-    """Return the title, the changed files, and at most `most` lines of their diff."""
+    """Return the title, the changed files, and at most `most` lines of their diff (None: all)."""
     if one.unknown:
         return [paint(title, "bold"), f"  {safe(one.unknown)}"]
     if not one.changes:

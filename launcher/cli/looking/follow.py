@@ -23,7 +23,7 @@ _BARS = 4
 def follow(run: Run, choice: LogChoice | None = None) -> int:
     """Print the run's log until it has ended, then how it ended; return the run's exit code.
 
-    `choice` selects lines of the log. With Ctrl-C, only following ends.
+    `choice` selects lines of the log (None: all). With Ctrl-C, only following ends.
     """
     footer = Footer(sys.stderr)
     try:

@@ -64,7 +64,10 @@ def headline(status: RunStatus) -> str:
 
 
 def failure_lines(failure: Failure, run_dir: str, *, tail: bool = True) -> list[str]:
-    """Return the lines about the first failing rank and its cause; with `tail`, the last lines of its log too."""
+    """Return the lines about the first failing rank and its cause; with `tail`, the last lines of its log too.
+
+    `run_dir` is the run's folder, to which paths in them belong.
+    """
     who = f"rank {failure.rank}" if failure.rank is not None else "the run"
     on_node = f" on node {failure.node}" if failure.node is not None else ""
     where = f" at {safe(failure.where)}" if failure.where else ""
@@ -77,7 +80,9 @@ def failure_lines(failure: Failure, run_dir: str, *, tail: bool = True) -> list[
 
 
 def _where_it_ran(failure: Failure, run_dir: str) -> list[str]:
-    """Return the lines on where the failed program ran, if the failure is a user's error; else an empty list."""
+    """Return the lines on where the failed program of the run in `run_dir` ran, if the failure is a user's error; else
+    an empty list.
+    """
     if failure.cause is not Cause.USER_ERROR:
         return []
     from launcher.status.where_it_ran import where_it_ran  # late: it reads the plan, which only a failure is worth

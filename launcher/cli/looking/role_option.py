@@ -39,7 +39,7 @@ def refuse_several(parts: Sequence[api.Part], what: str) -> None:
 def only_part_of(one: api.Run, role: str | None, rank: int) -> tuple[api.Run, int]:
     """Return (the run, or the part of it, that has rank `rank` of the role; the rank's number in that).
 
-    A rank that restarts alone is rank 0 of its part.
+    Without a role (None), that is the run itself. A rank that restarts alone is rank 0 of its part.
     """
     part = parts_of(one, role, [rank])[0]
     return part.run, 0 if part.rank is not None else rank

@@ -84,7 +84,7 @@ def with_about(row: RunRow) -> RunRow:
 
 
 def cell(row: RunRow, column: str, now: float) -> str:
-    """Return the text of a cell, or `-`.
+    """Return the text of a cell at the Unix time `now`, up to which durations count, or `-`.
 
     A column that the table does not define is the name of an argument of the script or of a metric.
     """

@@ -53,7 +53,8 @@ def table(
 ) -> Table:
     """Return the table of active and newest runs or, with `everything`, of all of them, in the given order.
 
-    `wanted` are its columns. If it is wider than `width`, less important ones are left out; None means no limit.
+    `now` is the Unix time up to which durations count. `wanted` are its columns. If it is wider than `width`, less
+    important ones are left out; None means no limit.
     """
     if not rows:
         return Table([], "no runs yet; `launch submit FILE` starts one, `launch spec init` writes a spec")
@@ -97,7 +98,7 @@ def _any_labels(rows: Sequence[RunRow], wanted: Sequence[str]) -> bool:
 
 
 def _fitting(rows: Sequence[RunRow], now: float, wanted: Sequence[str], width: int | None) -> list[str]:
-    """Return the lines of the table; less important columns are left out until it fits `width`."""
+    """Return the lines of the table; less important columns are left out until it fits `width` (None: no limit)."""
     cells = {name: [name.upper(), *(cell(row, name, now) for row in rows)] for name in wanted}
     return fitting([*zip(*cells.values(), strict=True)], [name.upper() for name in _LESS], width)
 

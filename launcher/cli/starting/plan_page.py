@@ -22,7 +22,7 @@ _LARGEST = 5
 
 def plan_page(plan: Plan, code: CodeList, preview: Preview | None = None) -> list[str]:
     """Return the lines of the page about a plan and the `code` to be frozen; `preview` is what the batch system would
-    receive.
+    receive (None: there is no batch system).
     """
     return [
         f"{paint(safe(plan.name), 'bold')} would run on {safe(plan.cluster)}; nothing was started",

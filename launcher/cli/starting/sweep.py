@@ -320,8 +320,8 @@ _STATES = ("running", "paused", "complete", "pruned", "failed")
 
 
 def grouped(trials: "Sequence[TrialNote]", best: "TrialNote | None") -> "list[TrialNote]":
-    """Return the trials ordered by state: running ones first, then complete ones with the best first, then all
-    others.
+    """Return the trials ordered by state: running ones first, then complete ones with the `best` one (None: there is
+    none) first, then all others.
     """
     values = [one.value for one in trials if one.state == "complete" and one.value is not None]
     most = best is not None and best.value is not None and best.value == max(values, default=None)

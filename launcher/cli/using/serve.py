@@ -239,7 +239,9 @@ def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
 
 
 def _say_risks(host: str, *, public: bool, tls: bool) -> None:
-    """Print a warning if anyone may call the model (`public`), or else if the token crosses the network unencrypted."""
+    """Print a warning if anyone may call the model (`public`), or else if the token crosses the network unencrypted:
+    `host` can be reached from other machines, and HTTPS (`tls`) is not used.
+    """
     from launcher.apps.web.listening import is_loopback  # late: sockets, for this command alone
 
     if public:
