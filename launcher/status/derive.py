@@ -388,7 +388,9 @@ def _lost(message: str) -> _Verdict:
 
 
 def _unknown(message: str, next_: str | None = None) -> _Verdict:
-    """Return the conclusion that the state is unknown, with a message; `next_` is a command to suggest."""
+    """Return the conclusion that the state is unknown, with a message; `next_` is a command to suggest (None: the usual
+    one for the state).
+    """
     return _Verdict(State.UNKNOWN, message, stale=True, next=next_)
 
 

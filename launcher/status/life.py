@@ -81,8 +81,8 @@ class Life(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"})
 
 
 def read_life(status: RunStatus, now: float) -> Life:
-    """Return the timeline that the events in the run's folder give, up to the run's end or when its state was last
-    known.
+    """Return the timeline that the events in the run's folder give: up to the run's end, or when its state was last
+    known, or else to the Unix time `now`.
 
     If the events cannot be read, there are no segments.
     """
@@ -96,7 +96,7 @@ def read_life(status: RunStatus, now: float) -> Life:
 def life_of(events: Sequence[Event], until: float, step: int | None = None) -> Life:
     """Return the timeline of the events up to `until`, when the run ended or was last known to be active.
 
-    `step` is its newest step by then.
+    `step` is its newest step by then, or None.
     """
     with_steps = step is not None or any(event.step is not None for event in events)
     strip = _Strip(with_steps=with_steps)
@@ -206,7 +206,9 @@ class _Strip:
         self._heard_at = max(self._heard_at, event.at)
 
     def ended(self, until: float, step: int | None) -> list[_Stretch]:
-        """Return all stretches up to `until`; the time after the end of a run that was not resumed is left out."""
+        """Return all stretches up to `until`, at which the run's newest step was `step` (None: none was reported); the
+        time after the end of a run that was not resumed is left out.
+        """
         if not self._stretches:
             return []
         self._reach(step)

@@ -228,7 +228,8 @@ class LogReader:
     def _lines(self, key: tuple[int, int], final: bool, seen_at: float | None) -> Iterator[LogLine]:
         """Yield the new lines of one generation by time and rank.
 
-        With `final`, unfinished lines are yielded too; `seen_at` is the time of lines for which none is recorded.
+        With `final`, unfinished lines are yielded too; `seen_at` is the Unix time of lines for which none is recorded
+        (None: they have none).
         """
         logs = [log.lines(final=final, seen_at=seen_at) for log in self._open[key].values()]
         attempt, generation = key

@@ -122,7 +122,7 @@ class RankLog:
     def lines(self, *, final: bool, seen_at: float | None) -> Iterator[StampedLine]:
         """Yield all complete new lines; with `final`, an unfinished last one too.
 
-        `seen_at` is used as the time of a line for which none is recorded yet.
+        `seen_at` is the Unix time of a line for which none is recorded yet (None: it has none).
         """
         while data := self._tail.read():
             for offset, text in self._splitter.feed(data):

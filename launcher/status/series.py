@@ -229,7 +229,8 @@ def _put(rows: Rows, lines: list[_Line]) -> None:
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield (name, number) for each number of a JSON object; numbers in nested objects are called `outer/inner`.
+    """Yield (name, number) for each number of a JSON object, each name with `prefix` before it; numbers in nested
+    objects are called `outer/inner`.
 
     Characters that are not valid text are replaced in names.
     """
