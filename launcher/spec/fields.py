@@ -395,7 +395,7 @@ def schema(plugins: Mapping[str, Section]) -> dict[str, Any]:
 
 
 def option_keys(section: Section = JOB, prefix: str = "") -> Iterator[str]:
-    """Yield every key that `--set` takes, such as resources.nodes.
+    """Yield every key that `--set` takes in the section, such as resources.nodes, each with `prefix` before it.
 
     Keys below a name that the user chooses, as in env, are left out.
     """

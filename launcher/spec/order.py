@@ -15,7 +15,7 @@ def in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return steps that form a cycle, each needing the next and the last the first; an empty list if there is no cycle."""
+    """Return steps that form a cycle, each needing the next and the last the first; an empty list if there is none."""
     left = {name: [one for one in some if one in needs] for name, some in needs.items()}
     while free := [name for name, some in left.items() if not some]:
         left = {name: [one for one in some if one not in free] for name, some in left.items() if name not in free}

@@ -181,7 +181,8 @@ class _TooDeep(Exception):
 def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) -> Read:
     """Return the tree of one YAML document, and its problems.
 
-    With `at`, everything in it has that position, for a text that comes from no file. `loader` is PyYAML's.
+    With `at`, everything in it has that position, for a text that comes from no file; None means its position in the
+    text. `loader` is PyYAML's.
     """
     text = text.replace("\r\n", "\n")
     builder = _Builder(at)

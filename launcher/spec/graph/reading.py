@@ -133,7 +133,9 @@ def _name_of(root: Mapping) -> Node:
 
 
 def _check_needs(gather: Gather, root: Mapping, steps: Values[str, tuple[str, ...]]) -> None:
-    """Add a problem for each needed step that does not exist, and for steps that need each other in a cycle."""
+    """Add a problem for each needed step that does not exist, and for steps that need each other in a cycle; `steps`
+    has what each step needs.
+    """
     for name, needs in steps.items():
         for other in needs:
             if other not in steps:
