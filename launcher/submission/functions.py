@@ -232,6 +232,8 @@ def _module_of(function: Callable[..., Any], project: Path) -> str:
 def _is_loose(module: types.ModuleType | None, project: Path) -> bool:
     """Return whether a module is neither built in, nor installed, nor in the project, so that ranks could not import
     it.
+
+    For None, an unknown module, return True.
     """
     file = getattr(module, "__file__", None)
     if file is None:

@@ -155,7 +155,7 @@ def open_graph(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | 
     """Start a run of each step, and return the graph's folder; raise BadInput with all problems before anything is
     started.
 
-    The project is `root`, or by default that of the file.
+    Steps that name no cluster run on `on`. The project is `root`, or by default that of the file.
     """
     with _checked(file, on, overrides, root) as checked:
         graph = _write(file, checked)
@@ -178,7 +178,10 @@ class StepPlan:
 
 
 def prepare_steps(file: Path, *, on: str, overrides: tuple[str, ...]) -> list[StepPlan]:
-    """Return the plan of each step, in order; nothing is started or written."""
+    """Return the plan of each step, in order; nothing is started or written.
+
+    Steps that name no cluster are planned for `on`.
+    """
     with _checked(file, on, overrides, None) as checked:
         return [_step_plan(checked, step) for step in checked.graph.steps]
 
@@ -307,7 +310,8 @@ class _Places:
 
 
 def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
-    """Return the folders of runs as each cluster sees them.
+    """Return the folders of the steps' runs on each cluster; `here` is that on this machine, and `on` the cluster of
+    steps that name none (None: not known).
 
     A cluster is queried only if a step on it uses another step's outputs.
     """

@@ -99,9 +99,9 @@ def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) 
 
 
 def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
-    """Start runs that were submitted on another machine, and return their ids and folders.
+    """Start runs that were submitted on another machine on the cluster `on`, and return their ids and folders.
 
-    `choose` is called with these before anything of the runs is written.
+    `choose` is called with the ids and folders before anything of the runs is written.
     """
     asked = [partial(read_request, one.file, on=on, overrides=one.overrides, shipped=one) for one in specs]
     wishes = zip(all_or_none(asked), specs, strict=True)

@@ -70,7 +70,8 @@ def marked_above(folder: Path) -> Path | None:
 def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Sequence[str]) -> Project:
     """Return the facts about the code that a plan needs, such as what it imports.
 
-    `folders` are those from which the project's own packages are imported.
+    `root` is the project, `python` the interpreter of the ranks, and `folders` are those from which the project's own
+    packages are imported.
     """
     files = {entry.path for entry in code.files}
 
@@ -101,7 +102,7 @@ def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Seq
 def _missing(
     spec: JobSpec, root: Path, files: Collection[str], imported: Sequence[SureImport], python: str
 ) -> tuple[Misfit, ...]:
-    """Return a problem for each imported module that neither the interpreter nor the project has."""
+    """Return a problem for each imported module that neither the interpreter `python` nor the project in `root` has."""
     own = {part.partition(".")[0] for path in files for part in path.split("/")} | _OURS
     tops = {one: one.module.partition(".")[0] for one in imported}
     foreign = [one for one, top in tops.items() if top not in own and not top.startswith("_")]
@@ -115,7 +116,9 @@ def _missing(
 
 
 def _is_near(root: Path, one: SureImport, top: str) -> bool:
-    """Return whether a file or folder called like the imported module is beside the code, though not frozen."""
+    """Return whether a file or folder with the name `top`, the first part of the imported module's name, is beside the
+    code in `root`, though not frozen.
+    """
     folders = (root, *(root / one.path).parents)
     return any((folder / top).exists() or (folder / f"{top}.py").exists() for folder in folders)
 

@@ -105,7 +105,9 @@ def reopen(
 
 
 def _check_code_is_here(run: RunDir, after: int) -> None:
-    """Raise Refused if the run's code is not on this machine, and BadInput if other users could have changed it."""
+    """Raise Refused if the code of the run's attempt `after` is not on this machine, and BadInput if other users could
+    have changed it.
+    """
     if not run.attempt(after).code.is_dir() and not _has_code(run):
         hint = "hint: launch resume there; launch cancel and launch fetch work from here too"
         raise Refused(f"{run.id} was submitted from another machine, and its code is not here", hint)
@@ -136,9 +138,11 @@ def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
 
 
 def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEntry:
-    """Return the cluster of the next attempt: `on` as configured now, or else the last one as it was configured then.
+    """Return the cluster of the next attempt: `on` as configured now or, if it is None, the last one as it was
+    configured then.
 
-    A login node is reached at its present address.
+    A login node is reached at its present address. `defaults` are options of the cluster that override its own (None:
+    none).
     """
     if before.cluster_kind == DEFERRED and on is None:
         on = before.cluster  # it had not come there yet

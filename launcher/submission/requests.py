@@ -399,7 +399,11 @@ def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) ->
 def prepare(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None
 ) -> tuple[Plan, CodeList]:
-    """Return (the plan, the files that `submit` would freeze); nothing is started or written."""
+    """Return (the plan, the files that `submit` would freeze) for a run on the cluster `on`; nothing is started or
+    written.
+
+    `shipped` is the spec as another machine sent it, or None.
+    """
     wish = check_on_cluster(read_request(file, on=on, overrides=overrides, shipped=shipped))
     root = registry.runs_root(Path(wish.project.path))
     run_id = new_run_id(wish.spec.name, taken(root))
