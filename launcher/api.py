@@ -98,7 +98,9 @@ class Run:
         )  # fmt: skip
 
     def renew(self) -> "RunStatus":
-        """Fetch what ranks on other machines have logged since the last fetch, and return the run's status."""
+        """Fetch what ranks on other machines have logged since the last fetch into the run's folder on this machine,
+        and return the run's status.
+        """
         status = self.status(WATCH_S)
         run = RunDir(self.path)
         for place in _places_of(run):
@@ -707,8 +709,8 @@ def _places_of(run: RunDir) -> list[Place]:
 
 
 def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterAnswer | None]":
-    """Return the cluster's answer about each attempt, at most `fresh_s` seconds old, or None where the run's folder
-    says as much.
+    """Return the answer of the run's cluster, of this kind, about each attempt, at most `fresh_s` seconds old, or None
+    where the run's folder tells as much.
 
     Answers are cached because a command that follows a run asks ten times a second.
     """
@@ -728,7 +730,7 @@ def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s:
 
 
 def submit(spec: Spec, *args: Any, on: str = LOCAL, overrides: Sequence[str] = (), **given: Any) -> Run:
-    """Start a run and return as soon as its agents are being started.
+    """Start a run on the cluster `on`, and return as soon as its agents are being started.
 
     The spec is a file, the content of one as a dict or an object with such fields (a dataclass, a msgspec struct), or a
     function. For content, the project is that of the current folder. A function is called by each rank with these
@@ -767,7 +769,10 @@ def submit_many(
 
 
 def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "tuple[Plan, CodeList]":
-    """Return what `submit` would use: the plan, and the list of code files to freeze. Nothing is started or written."""
+    """Return what `submit` would use on the cluster `on`: the plan, and the list of code files to freeze.
+
+    Nothing is started or written.
+    """
     from launcher.submission.requests import prepare as prepare_run  # late: it reads YAML: see above
 
     return prepare_run(_file(spec), on=on, overrides=tuple(overrides))
