@@ -36,7 +36,7 @@ class RepeatedJob:
     """
 
     file: Path
-    on: str
+    on: str  # the cluster
     overrides: tuple[str, ...]
     root: Path | None = None  # the project, if the file is not in it
     code: ProjectCode | None = None  # as it was frozen; None: the project's present code

@@ -40,7 +40,7 @@ class Artifact(msgspec.Struct, frozen=True):
     was written.
     """
 
-    name: str
+    name: str  # its path, relative to the run's folder
     kind: Kind
     bytes: int
     at: float  # Unix time at which it was written

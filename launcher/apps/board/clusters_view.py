@@ -59,13 +59,13 @@ class BoardCluster(msgspec.Struct, frozen=True):
     """
 
     name: str
-    kind: str
+    kind: str  # such as local, slurm or ssh
     at: float | None  # when its hosts were last read; None: never, or it has none that can be read
     asking: bool
     error: str
     sums: HostSums
     hosts: list[HostNow]
-    waiting: list[WaitingRun]
+    waiting: list[WaitingRun]  # runs that are queued on it
     running: list[str]
     doctor: CheckUp | None
 
@@ -197,7 +197,7 @@ def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]")
 
 
 def _error_text(name: str, error: BaseException) -> str:
-    """Return a sentence for the user that describes the `error` of a query for the cluster `name` and says what to do."""
+    """Return a sentence for the user on the `error` of a query for the cluster `name`, and on what to do."""
     doctor = f"`launch doctor {name}` looks into it"
     if isinstance(error, LaunchError) and error.lines:
         said, *hints = error.lines

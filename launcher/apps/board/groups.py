@@ -15,7 +15,7 @@ _TAGGED: dict[str, GroupKind] = {"prove": "proof", "scale": "scaling"}  # by the
 class RunGroup(msgspec.Struct, frozen=True):
     """A group of runs that one command started together, and the kind of command."""
 
-    id: str
+    id: str  # with which the ids of its runs begin
     kind: GroupKind
 
 

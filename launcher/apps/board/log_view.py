@@ -35,10 +35,10 @@ class LogRequest(msgspec.Struct, frozen=True):
     `around` a Unix time; only those of `ranks` that contain `search`.
     """
 
-    ranks: frozenset[int] | None = None
+    ranks: frozenset[int] | None = None  # None: all
     search: str = ""
     before: int = 0
-    around: float | None = None
+    around: float | None = None  # None: the last lines
     limit: int = 500
 
 

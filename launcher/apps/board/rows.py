@@ -44,7 +44,7 @@ class BoardRow(msgspec.Struct, frozen=True):
     """
 
     id: str
-    name: str
+    name: str  # of the job, in its spec
     called: str
     tags: tuple[str, ...]
     note: str
@@ -53,12 +53,12 @@ class BoardRow(msgspec.Struct, frozen=True):
     job: str | None  # its id in the batch system
     state: State
     ended: bool
-    cause: Cause | None
+    cause: Cause | None  # why it failed, if it did
     headline: str
-    step: int | None
+    step: int | None  # None: none was reported; so for all numbers below
     total: int | None  # steps of the whole training
     rate: float | None  # steps per second
-    eta_s: float | None
+    eta_s: float | None  # seconds until the last step
     submitted_at: float
     started_at: float | None
     ended_at: float | None

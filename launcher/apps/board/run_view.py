@@ -44,11 +44,11 @@ class BoardRank(msgspec.Struct, frozen=True):
     step: int | None
     behind: int  # steps, compared with most ranks
     straggler: bool
-    cpu: float | None = None
-    memory: int | None = None
-    gpus: tuple[int, ...] = ()
-    gpu_memory: int | None = None
-    gpu_busy: float | None = None
+    cpu: float | None = None  # cores in use; None: not sampled
+    memory: int | None = None  # bytes
+    gpus: tuple[int, ...] = ()  # indexes on the node
+    gpu_memory: int | None = None  # bytes
+    gpu_busy: float | None = None  # percent, the mean of its GPUs
     in_hang: str = ""  # what it was doing when ranks waited for each other, or ""
 
 
@@ -59,7 +59,7 @@ class BoardNode(msgspec.Struct, frozen=True):
     host: str
     address: str
     state: str
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # numbers of the ranks on it
     load: NodeLoad | None
 
 
@@ -70,7 +70,7 @@ class BoardRole(msgspec.Struct, frozen=True):
 
     name: str
     state: State
-    ranks: int | None
+    ranks: int | None  # how many it has; None: not known yet
     step: int | None
     restarts: int
     words: str
@@ -84,22 +84,22 @@ class RunHead(msgspec.Struct, frozen=True):
     """
 
     row: BoardRow
-    state_text: str
+    state_text: str  # the state and its cause, such as failed (user_error)
     words: str
-    cause_text: str
+    cause_text: str  # explains the cause of its failure, or ""
     next: str
     next_command: str  # the command in `next`, or ""
     last: LastValue | None  # the newest value of its loss
     attempt: int
     generation: int
-    exit_code: int | None
-    job: str | None
+    exit_code: int | None  # None: it has not ended
+    job: str | None  # its id in the batch system
     run_dir: str
     checkpoint: int | None  # the step of its newest one
     checkpoint_words: str  # describes its newest checkpoint
-    safe_checkpoint: int | None
+    safe_checkpoint: int | None  # the newest step whose checkpoint survives the loss of any one disk
     restarts: Restarts
-    failure: Failure | None
+    failure: Failure | None  # its last one, or None
     not_finite: dict[str, NotFinite]  # metrics that are NaN or infinite now
     nodes: list[BoardNode]
     ranks: list[BoardRank]
@@ -113,12 +113,12 @@ class RunSheet(msgspec.Struct, frozen=True):
     """The part of a run's data that does not change: its spec, command and commit, and the environment of each node."""
 
     spec: str
-    overrides: tuple[str, ...]
-    command: tuple[str, ...]
-    project: str
+    overrides: tuple[str, ...]  # values of --set
+    command: tuple[str, ...]  # the program and its arguments
+    project: str  # the folder whose code was frozen
     commit: str
-    dirty: bool | None
-    environments: tuple[Environment, ...]
+    dirty: bool | None  # whether files differed from the commit; None: no commit is known
+    environments: tuple[Environment, ...]  # of each node
 
 
 class RunView(msgspec.Struct, frozen=True):

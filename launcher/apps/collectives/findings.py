@@ -13,7 +13,7 @@ class CollectiveLine(msgspec.Struct, frozen=True):
     operation: str
     ranks: int
     size_bytes: int
-    repetitions: int
+    repetitions: int  # how often it was timed
     usual_s: float  # median
     fastest_s: float
     slowest_s: float
@@ -56,10 +56,10 @@ class CollectivesReport(msgspec.Struct, frozen=True):
     between nodes. `failed` says why the run did not complete, or is "".
     """
 
-    run: str
+    run: str  # its id
     cluster: str
-    backend: str
-    device: str
+    backend: str  # of torch.distributed, such as nccl
+    device: str  # cuda or cpu
     ranks: int
     nodes: int
     lines: tuple[CollectiveLine, ...] = ()

@@ -47,14 +47,14 @@ class TimedMessage(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
     ranks: int
     size_bytes: int
     times_s: tuple[float, ...] = ()
-    wrong: int = 0
+    wrong: int = 0  # how many numbers in results were wrong
     lacking: str = ""
 
 
 class PairMessage(msgspec.Struct, frozen=True, tag_field="what", tag="pair"):
     """The message about the connection between two nodes: rates in bytes per second, and the time of a round trip."""
 
-    one: int
+    one: int  # index of a node, as is `other`
     other: int
     size_bytes: int
     bytes_per_s: float

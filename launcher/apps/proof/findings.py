@@ -30,13 +30,13 @@ class Kill(msgspec.Struct, frozen=True):
     missed: str = ""  # why nothing was killed, or ""
     rank: int | None = None  # None: everything of the run on `node`
     node: int = 0
-    attempt: int = 0
+    attempt: int = 0  # in which it was made, and `generation` within it
     generation: int = 0
-    at: float = 0.0
+    at: float = 0.0  # Unix time
     step: int | None = None  # the last step before the kill
     checkpoint: int | None = None  # the newest before the kill
-    went_on_from: int | None = None
-    steps_again: int | None = None
+    went_on_from: int | None = None  # the step from which the run resumed
+    steps_again: int | None = None  # how many steps it repeated
     next_step_s: float | None = None  # from the kill to the end of the next step
 
 
@@ -59,9 +59,9 @@ class StateDeparture(msgspec.Struct, frozen=True):
     tensors: int  # in the checkpoint
     different: int  # how many of them differ
     tensor: str = ""  # the first one that differs
-    index: tuple[int, ...] = ()
-    undisturbed: str = ""
-    disturbed: str = ""
+    index: tuple[int, ...] = ()  # of the first element that differs
+    undisturbed: str = ""  # that element's value, as text
+    disturbed: str = ""  # likewise in the disturbed run
     kept: tuple[str, ...] = ()  # other state that differs: generators, the position in the data, users' objects
 
 
@@ -71,7 +71,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
     that, and `again_differs` the step at which a second undisturbed run differs as well.
     """
 
-    mode: str
+    mode: str  # the way in which it was disturbed
     run: str
     verdict: Judgement
     kills: tuple[Kill, ...]
@@ -81,10 +81,10 @@ class ComparedRun(msgspec.Struct, frozen=True):
     steps: int = 0  # at which a metric could be compared
     metrics: tuple[str, ...] = ()  # that could be compared
     checkpoints: tuple[int, ...] = ()  # steps of those that were compared
-    fingerprint: str | None = None
+    fingerprint: str | None = None  # of its final state; None: it reported none
     exit_code: int = 0  # of the run
-    first: Departure | None = None
-    first_state: StateDeparture | None = None
+    first: Departure | None = None  # the first reported number that differs, if one does
+    first_state: StateDeparture | None = None  # the first checkpoint that differs, if one does
     again_differs: int | None = None  # the first step at which a second undisturbed run differs from the first one
     causes: tuple[str, ...] = ()  # what usually causes such a difference
 
@@ -95,14 +95,14 @@ class Proof(msgspec.Struct, frozen=True):
     """
 
     id: str
-    seed: int
+    seed: int  # by which the kills were drawn
     verdict: Judgement
     steps: int  # of the training
     undisturbed: str  # the undisturbed run's id
     undisturbed_s: float
     took_s: float  # of the whole proof
-    fingerprint: str | None
+    fingerprint: str | None  # of the undisturbed run's final state; None: it reported none
     exit_code: int  # of the undisturbed run
-    compared: tuple[ComparedRun, ...]
+    compared: tuple[ComparedRun, ...]  # a disturbed run for each mode
     kept: tuple[str, ...] = ()  # ids of runs that still exist
     why: str = ""  # the reason why nothing is proven, or ""

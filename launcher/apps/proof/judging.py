@@ -30,8 +30,8 @@ class Evidence:
     and the steps that could be compared. `repeats` tells whether two undisturbed runs are equal (None: not known).
     """
 
-    first: Departure | None
-    state: StateDeparture | None
+    first: Departure | None  # the first reported number that differs, or None
+    state: StateDeparture | None  # the first checkpoint that differs, or None
     kills: Sequence[Kill]
     repeats: bool | None  # whether two undisturbed runs are equal; None: not known
     has_checkpoints: bool  # in the trainer's format

@@ -206,10 +206,10 @@ class _Proving:
 
     target: RepeatedJob
     id: RunId
-    kills: int
+    kills: int  # in each disturbed run
     seed: int
-    metrics: Sequence[str]
-    tell: Tell
+    metrics: Sequence[str]  # to be compared; empty: all but rates and times
+    tell: Tell  # prints a line on the progress
     runs: list[Run] = field(default_factory=list)
     once_more: list[FinishedRun | None] = field(default_factory=list)  # empty until the second undisturbed run is made
 

@@ -18,7 +18,7 @@ class Spread(msgspec.Struct, frozen=True):
     """A number that was measured several times: its median (`usual`) and range."""
 
     usual: float  # the median
-    low: float
+    low: float  # the range: the smallest value counted
     high: float
 
 
@@ -28,7 +28,7 @@ class StepParts(msgspec.Struct, frozen=True):
     is sent.
     """
 
-    data: float
+    data: float  # waiting for input
     compute: float
     optimizer: float
     communication: float  # while nothing is computed, including copies that it needs
@@ -60,12 +60,12 @@ class ScaledRun(msgspec.Struct, frozen=True):
     scaling: str  # strong: the batch is fixed; weak: each rank's share is fixed; as it is: the script decides
     ranks: int
     nodes: int = 1
-    runs: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()  # ids
     why: str = ""  # the reason why it could not be measured, or ""
     rates: tuple[float, ...] = ()  # samples per second, for each logged line
-    samples_per_s: Spread | None = None
-    step_samples: float | None = None
-    step_s: float | None = None
+    samples_per_s: Spread | None = None  # None: nothing could be measured
+    step_samples: float | None = None  # samples of a step, over all ranks
+    step_s: float | None = None  # seconds of a step
     memory_gb: float | None = None  # of the rank that uses the most
     parts: StepParts | None = None  # None: no steps were traced
     volume: StepVolume | None = None  # None: nothing is sent, or the formula is not known
@@ -84,7 +84,7 @@ class ScalingModel(msgspec.Struct, frozen=True):
     """
 
     strategy: str
-    scaling: str
+    scaling: str  # as in ScaledRun
     fitted_to: tuple[int, ...]  # numbers of ranks that were measured
     serial_s: float  # independent of the number of ranks
     divided_s: float  # on one rank; divided by the number of ranks
@@ -101,7 +101,7 @@ class ScalingForecast(msgspec.Struct, frozen=True):
     """
 
     strategy: str
-    scaling: str
+    scaling: str  # as in ScaledRun
     ranks: int
     speedup: Spread  # from the 5th to the 95th percentile
     efficiency: float
@@ -113,10 +113,10 @@ class ScalingReport(msgspec.Struct, frozen=True):
     """
 
     id: str
-    spec: str
-    on: str
+    spec: str  # its file
+    on: str  # the cluster
     steps: int
-    rounds: int
+    rounds: int  # how often all was measured
     took_s: float
     points: tuple[ScaledRun, ...]
     models: tuple[ScalingModel, ...] = ()

@@ -106,14 +106,14 @@ class _Measuring:
     """
 
     job: RepeatedJob
-    wish: Request
+    wish: Request  # the checked request for a run of the job
     role: str  # whose ranks are measured; "" for a run of one program
     id: RunId
     schedule: Schedule
-    has_options: bool
-    tell: Tell
+    has_options: bool  # whether the program has the trainer's options
+    tell: Tell  # prints a line on the progress
     runs: list[Run] = field(default_factory=list)
-    failed: list[Run] = field(default_factory=list)
+    failed: list[Run] = field(default_factory=list)  # those of `runs` that gave no measurement
     rows: dict[Configuration, list[Rows]] = field(default_factory=dict)
     why: dict[Configuration, str] = field(default_factory=dict)
     crowded: dict[Configuration, str] = field(default_factory=dict)

@@ -46,7 +46,7 @@ class ServingOptions:
     newer checkpoints.
     """
 
-    workers: int = 2
+    workers: int = 2  # processes that compute
     batch: int = 32
     wait_s: float = 0.005
     cache: int = 10_000
@@ -61,7 +61,7 @@ class Computed:
     """An answer as JSON, the step of the checkpoint that computed it, and whether it came from the cache."""
 
     json: bytes
-    step: int | None
+    step: int | None  # None: it had no checkpoint
     cached: bool = False
 
 

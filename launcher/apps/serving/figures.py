@@ -45,7 +45,7 @@ class ServingFigures:
     """
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by (path, status)
-    seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
+    seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))  # from a request to its response
     batch_inputs: Histogram = field(default_factory=lambda: Histogram(_INPUTS))
     batch_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
     refused: int = 0
@@ -65,14 +65,14 @@ class ServingState:
     """
 
     run: str
-    step: int | None
+    step: int | None  # None: there is no checkpoint
     workers: int
-    idle: int
+    idle: int  # workers that compute nothing
     waiting: int
     shared: int
-    cached: int
-    hits: int
-    misses: int
+    cached: int  # answers in the cache
+    hits: int  # inputs that were answered from the cache
+    misses: int  # inputs that were not
 
 
 def exposition(figures: ServingFigures, state: ServingState) -> str:

@@ -118,7 +118,7 @@ def _type_of(schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _object(schema: Mapping[str, Any], where: str) -> Any:
-    """Return the msgspec type for an object with these properties; `where` names this part of the schema in messages."""
+    """Return the msgspec type for an object with these properties; messages call this part of the schema `where`."""
     if "properties" not in schema:
         return dict[str, Any]
     required = set(schema.get("required", ()))

@@ -208,7 +208,7 @@ class ServingRules:
     """
 
     access: Access | None
-    most_bytes: int
+    most_bytes: int  # of a request's body
 
     @classmethod
     def of(cls, token: str | None, port: int, most_bytes: int) -> "ServingRules":

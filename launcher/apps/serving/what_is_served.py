@@ -25,9 +25,9 @@ class Served:
     run: str
     app: str  # the service: `module`, `module:name` or `/file.py:name`
     args: tuple[str, ...]  # of the training; they describe the model
-    python: str
-    cwd: str
-    env: Mapping[str, str]
+    python: str  # the interpreter of its workers
+    cwd: str  # the working folder of its workers, in the run's code
+    env: Mapping[str, str]  # environment variables of its workers
     checkpoints: Path  # a folder of checkpoints, or a single one
     best: bool
     token: str = ""  # that requests need, if it is known

@@ -25,7 +25,7 @@ class TrialRun:
 
     state: State
     value: float | None = None  # the newest value of the sweep's metric
-    message: str = ""
+    message: str = ""  # why the run is in its state
     reported: tuple[str, ...] = ()  # names of all metrics that it has reported
     revivals: int = 0
     attempt: int = 1
@@ -55,7 +55,7 @@ class TrialView:
 
     number: int
     open: bool
-    failed: bool = False
+    failed: bool = False  # its result is a failure
     why: str = ""  # the reason why it failed, or ""
     pruning: bool = False  # it is to be stopped early
     rung: Rung | None = None  # the last one that it has reached

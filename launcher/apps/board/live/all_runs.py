@@ -38,7 +38,7 @@ class RowChanges(msgspec.Struct, frozen=True):
     """The rows of the table that are new or have changed, and the ids of runs that were deleted."""
 
     runs: list[BoardRow]
-    gone: list[str]
+    gone: list[str]  # ids of runs that were deleted
 
 
 @dataclass(slots=True)
@@ -53,8 +53,8 @@ class SeenRun:
     files: tuple[str, ...]  # the records that are watched for changes: its state and its labels
     seen: tuple[int, ...]  # their times of change, taken before they were read
     about: About  # without secrets
-    secrets: tuple[str, ...]
-    group: RunGroup | None
+    secrets: tuple[str, ...]  # that must be removed from everything that is shown of it
+    group: RunGroup | None  # None: it belongs to none
     figures: Figures = field(default_factory=Figures)
     drawn: int = -1  # how many bytes of metrics `figures` were made from
     changed: tuple[int, ...] = ()  # their times of change when they were last looked at
@@ -83,7 +83,7 @@ class _Looked(NamedTuple):
 
     run: api.Run
     status: RunStatus
-    changed: tuple[int, ...]
+    changed: tuple[int, ...]  # of each record, in ns since the epoch; 0: it does not exist
 
 
 class AllRuns:

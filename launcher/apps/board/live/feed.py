@@ -50,9 +50,9 @@ Message = tuple[str, Any]  # the name of what happened, and what is sent of it
 class NewPoints(msgspec.Struct, frozen=True):
     """New points of one metric, as lists of steps, Unix times and values."""
 
-    x: list[int]
-    at: list[float]
-    y: list[Number]
+    x: list[int]  # steps
+    at: list[float]  # Unix times
+    y: list[Number]  # values
 
 
 class Rewind(msgspec.Struct, frozen=True):

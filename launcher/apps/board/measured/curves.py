@@ -35,7 +35,7 @@ class ExactCurve(msgspec.Struct, frozen=True):
     """A curve with every point; `x` are steps or times."""
 
     x: list[Number]
-    y: list[Number]
+    y: list[Number]  # the values
 
 
 class PixelCurve(msgspec.Struct, frozen=True):
@@ -43,8 +43,8 @@ class PixelCurve(msgspec.Struct, frozen=True):
     value. `odd` are entries that also have NaN or infinity; `last` is the last point.
     """
 
-    x: list[Number]
-    min: list[float | None]
+    x: list[Number]  # of each entry: the first step or time in the pixel
+    min: list[float | None]  # None: no value in the pixel is finite
     max: list[float | None]
     odd: list[int]  # indexes of entries that include NaN or infinity
     last: tuple[Number, Number]  # the last point: a pixel may include many
@@ -55,8 +55,8 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
     run, `exact` tells whether every point is in, and `glimpse` whether they were made from a sample.
     """
 
-    by: By
-    start: float | None
+    by: By  # steps or times
+    start: float | None  # the range of steps or times
     end: float | None
     exact: bool
     names: list[str]  # all metrics of the run
