@@ -39,8 +39,8 @@ class _Spec(msgspec.Struct, frozen=True):
 class _Entry(msgspec.Struct, frozen=True):
     """The program to run, as plan.json has it."""
 
-    kind: str = ""
-    target: str = ""
+    kind: str = ""  # script, module or command
+    target: str = ""  # the script, module or program
     args: tuple[str, ...] = ()
 
 

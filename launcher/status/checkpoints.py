@@ -50,7 +50,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     world_size: int | None = None
     attempt: int | None = None
     finite: bool | None = None  # whether every weight is a finite number
-    info: dict[str, Value] = {}
+    info: dict[str, Value] = {}  # values that the user saved with it
 
 
 @dataclass(frozen=True, slots=True)

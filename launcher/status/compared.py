@@ -47,14 +47,14 @@ class Comparison(msgspec.Struct, frozen=True):
 
     runs: tuple[str, ...]
     results: Table
-    metrics: dict[str, tuple[Figure | None, ...]]
+    metrics: dict[str, tuple[Figure | None, ...]]  # by name
     arguments: Table
     spec: Table
     environment: Table
     packages: Table
     unnoted: tuple[str, ...]  # runs whose packages are not recorded on this machine
-    commits: tuple[str, ...]
-    code: tuple[CodeComparison, ...]
+    commits: tuple[str, ...]  # of each run's code; "": not known
+    code: tuple[CodeComparison, ...]  # of each run but the first
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,28 +47,28 @@ class RunStatus(msgspec.Struct, frozen=True):
     """
 
     run: str
-    name: str
+    name: str  # of the job, in its spec
     cluster: str
     state: State
     cause: Cause | None
-    exit_code: int | None
+    exit_code: int | None  # None: it has not ended
     attempt: int
-    generation: int
+    generation: int  # the newest start of the ranks in this attempt
     step: int | None
     total_steps: int | None
     rate: float | None  # steps per second
-    eta_s: float | None
-    metrics: dict[str, float]
+    eta_s: float | None  # seconds until the last step
+    metrics: dict[str, float]  # the newest value of each
     not_finite: dict[str, NotFinite]  # metrics that are NaN or infinite now
     malformed: int  # invalid lines among the ranks' reports
     world_size: int | None
     restarts: Restarts
     checkpoint: int | None  # step of the newest one
-    fingerprint: str | None
+    fingerprint: str | None  # of the final state, as the trainer reported it
     nodes: tuple[NodeState, ...]
     ranks: tuple[RankState, ...]
     failure: Failure | None
-    message: str
+    message: str  # why it is in its state
     submitted_at: float
     started_at: float | None
     ended_at: float | None

@@ -41,7 +41,7 @@ class Segment(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to
     """A stretch of a run's time that was spent on one activity (`kind`); `text` tells users with what it began."""
 
     kind: Doing
-    since: float
+    since: float  # Unix time
     until: float
     attempt: int
     generation: int
@@ -71,7 +71,7 @@ class Life(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"})
     another without gaps.
     """
 
-    since: float
+    since: float  # Unix time of the submit
     until: float
     goodput: float | None  # None: no step was reported
     counted_s: float  # the time of which goodput is a share
@@ -143,9 +143,9 @@ class _Stretch:
     since: float
     attempt: int
     generation: int
-    text: str
+    text: str  # what it began with, for users
     asked: bool  # a user wanted this start, and nothing has failed since
-    until: float = inf
+    until: float = inf  # Unix time; infinity while it lasts
     first: int = 0  # the first step of training, and in `last` its last one
     last: int = 0
 

@@ -24,10 +24,10 @@ class Family:
     """
 
     name: str
-    help: str
+    help: str  # explains the metric
     samples: Sequence[Sample]
     unit: str = ""  # the end of the name
-    type: str = "gauge"
+    type: str = "gauge"  # in the sense of OpenMetrics
 
 
 def exposition_now(statuses: Sequence[RunStatus], now: float) -> str:
