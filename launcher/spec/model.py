@@ -29,9 +29,9 @@ class RunOptions(Struct, frozen=True):
     module: str | None = None
     command: str | tuple[str, ...] | None = None  # text: for /bin/sh; list: exec'ed as it is
     args: tuple[str, ...] = ()  # a mapping in YAML was converted to `--key value`
-    workdir: str = "."
+    workdir: str = "."  # relative to the code's root
     setup: str | None = None
-    python: str | None = None
+    python: str | None = None  # the interpreter of the ranks; None: chosen at submit
     preload: tuple[str, ...] | None = None  # None: chosen from the code's imports
     outputs: tuple[str, ...] = ()  # patterns of files that ranks write beside their code; empty: all
 
@@ -73,7 +73,7 @@ class CheckpointOptions(Struct, frozen=True):
 
     every_steps: int | None = None  # `every: 500 steps`
     every_s: float | None = None  # `every: 10m`
-    keep: int = 3
+    keep: int = 3  # how many of the newest are kept
     dir: str = "checkpoints"  # inside the run directory
     memory_every_steps: int | None = None  # `memory_every: 20 steps`
     memory_every_s: float | None = None  # `memory_every: 30s`
@@ -123,7 +123,7 @@ class Recovery(Struct, frozen=True):
     hang_auto: bool = True  # `hang_after: auto`: earlier, if the ranks' states show that waiting is of no use
     hang_at_start_s: float = 1800.0  # `hang_at_start:` for ranks that have not reported a step yet
     no_progress: int | None = 5  # restarts in a row without a newer checkpoint; None: off
-    spares: int = 0
+    spares: int = 0  # nodes that start without ranks, to replace lost ones
     wait_s: float = 60.0  # `wait:` for all nodes, before the run continues with `nodes.min`
     lease_s: float = 15.0  # `lease:`
     gone_after_s: float = 900.0  # `gone_after:` how long a lost node may come back with the data on its disk
@@ -330,7 +330,7 @@ class Login(Struct, frozen=True):
     launch: str = "launch"
     folder: str = "~/launch"
     cluster: str | None = None  # the cluster's name on the login node; None: that machine itself
-    transport: str = "openssh"
+    transport: str = "openssh"  # the SSH client
 
 
 Word = bool | int | float | str  # one value of an option, as a sweep chooses it
@@ -402,7 +402,7 @@ class Role(Struct, frozen=True):
     `alone` itself, or `all` roles. `spec` is None for the role whose spec contains all others.
     """
 
-    main: bool = False
+    main: bool = False  # the run ends with this role
     after: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()  # names of further ports of each rank

@@ -34,7 +34,7 @@ class Sequence(Struct, frozen=True):
     """A list of a spec."""
 
     items: "list[Node]"
-    mark: Mark
+    mark: Mark  # where it begins
 
 
 class Entry(Struct, frozen=True):
@@ -48,7 +48,7 @@ class Mapping(Struct, frozen=True):
     """A mapping of a spec, by key; keys are unique, because the reader reports and drops a second entry."""
 
     entries: dict[str, Entry]
-    mark: Mark
+    mark: Mark  # where it begins
 
     def find(self, *keys: str) -> Entry | None:
         """Return the entry at a path of keys, or None if there is no such entry."""

@@ -27,7 +27,7 @@ class ListOf(Struct, frozen=True):
 
     item: Kind
     single: bool = False  # one item may be written without a list
-    minimum: int = 0
+    minimum: int = 0  # how many items it must have
     may_be_blank: bool = False  # nothing written is an empty list
     name_of: Callable[[Any], object] | None = None  # no two items may have the same name
 

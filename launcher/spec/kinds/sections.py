@@ -26,7 +26,7 @@ class Field(Struct, frozen=True):
 
     key: str
     kind: Kind
-    doc: str
+    doc: str  # its help text
     sets: tuple[str, ...] = ()
     example: str = ""  # how it is written, for the reference and templates, if the kind's words are too general
 
@@ -48,7 +48,7 @@ class Section(Struct, frozen=True, dict=True):
     checks: tuple[Check, ...] = ()
     required: bool = False  # may not be empty
     misread: Callable[[Mapping], Problem | None] | None = None  # returns one problem that explains all others, or None
-    schema_extra: tuple[tuple[str, Any], ...] = ()
+    schema_extra: tuple[tuple[str, Any], ...] = ()  # further (key, value) of its JSON Schema
 
     @cached_property
     def by_key(self) -> dict[str, Field]:

@@ -134,7 +134,7 @@ class InnerPath(Leaf, frozen=True):
     are first parts that it may not have; None allows any, and hidden ones.
     """
 
-    what: str
+    what: str  # describes it in messages
     inside: str  # that folder, as messages call it
     # First parts that are taken; then hidden ones and the folder itself are, too.
     refused: Container[str] | None = None
