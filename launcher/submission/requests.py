@@ -70,7 +70,7 @@ class Shipped:
     secrets: Mapping[str, str]
     defaults: Defaults  # the cluster's options on that machine; they override those here
     runs: tuple[ShippedRun, ...] = ()
-    notifying: Notifying | None = None
+    notifying: Notifying | None = None  # None: nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class Request:
 
     file: Path
     spec: JobSpec
-    overrides: tuple[str, ...]
-    on: str
+    overrides: tuple[str, ...]  # values of --set
+    on: str  # the cluster's name
     cluster: Place
-    project: Project
+    project: Project  # facts about the code
     code: CodeList
     python: str  # the interpreter that runs ranks
     as_run: ShippedRun = ShippedRun()
