@@ -14,7 +14,7 @@ class Machine:
     resources.time limits each job and the run continues in the next.
     """
 
-    cpus: int
+    cpus: int  # cores of a node
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
     apart: bool = False  # each node is a machine; else one machine plays all nodes
     asked_gpus: int | None = None  # GPUs per node that slurm.gres asks for; None: it does not

@@ -49,7 +49,7 @@ class FrozenCode(msgspec.Struct, frozen=True):
 
     digest: str
     files: int
-    bytes: int
+    bytes: int  # of all files
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class Plan(msgspec.Struct, frozen=True):
     spec: JobSpec  # with the overrides applied
     overrides: tuple[str, ...]  # as given by --set, in order
     entry: RankCommand
-    setup: str | None
+    setup: str | None  # shell code that runs first on each node; None: none
     nodes: tuple[NodePlan, ...]
     nodes_min: int
     nodes_max: int
