@@ -339,7 +339,9 @@ class Run:
         return not any(event.kind == KEPT for event in read_lines(run.events, Event))
 
     def include_nodes(self, hosts: Collection[str] = ()) -> "list[Exclusion]":
-        """Let the run use the named nodes again, or all that it excludes; return the exclusions that were removed."""
+        """Let the run use the nodes on `hosts` again or, if that is empty, all nodes that it excludes; return the
+        exclusions that were removed.
+        """
         from launcher.run.avoided import include  # late: nothing else needs it
 
         run = RunDir(self.path)

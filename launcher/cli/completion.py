@@ -152,10 +152,10 @@ def _bash(commands: Sequence[Command], *, zsh: bool) -> list[str]:
         "  else",
         f'  case "$command" in {"|".join(GROUPS)}) command="$command ${{COMP_WORDS[2]}}" ;; esac',
         '  case "$command $before" in',
-        *(f"    {case}) {_words(choice)} ;;" for case, choice in values.items()),
+        *(f"    {case}) {_words_assignment(choice)} ;;" for case, choice in values.items()),
         '    *) case "$command $word" in',
         *(f"      '{one.name} -'*) words='{' '.join(_names(one))}' ;;" for one in commands if one.flags),
-        *(f"      '{one.name} '*) {_words(one.word)} ;;" for one in commands),
+        *(f"      '{one.name} '*) {_words_assignment(one.word)} ;;" for one in commands),
         "    esac ;;",
         "  esac; fi",
         '  for one in $words; do case "$one" in "$word"*) COMPREPLY+=("$one") ;; esac; done',
@@ -169,7 +169,7 @@ def _case(command: Command, flag: FlagWords) -> str:
     return "|".join(f"'{command.name} {name}'" for name in flag.names)
 
 
-def _words(choice: Candidates) -> str:
+def _words_assignment(choice: Candidates) -> str:
     """Return the shell code that assigns the possible completions to `words`."""
     if choice.asked:
         return f"words=$(launch _complete {choice.asked} 2>/dev/null)"

@@ -84,7 +84,7 @@ class _Builder(Struct):
             raise Wrong(Problem(mark, f"more than {MAX_NODES} values", key=("yaml",)))
         if isinstance(event, yaml.AliasEvent):
             hint = "write the value out, or quote text that begins with *"
-            self._say(mark, "an alias, which a spec cannot have", hint)
+            self._add_problem(mark, "an alias, which a spec cannot have", hint)
             return self._add(Unusable(mark))
         self._refuse_decoration(event, mark)
         if isinstance(event, yaml.ScalarEvent):
@@ -98,9 +98,11 @@ class _Builder(Struct):
     def _refuse_decoration(self, event: yaml.NodeEvent, mark: Mark) -> None:
         """Add a problem for an anchor or a tag, which a spec cannot have."""
         if event.anchor is not None:
-            self._say(mark, "an anchor, which a spec cannot have", "leave it out, or quote text that begins with &")
+            self._add_problem(
+                mark, "an anchor, which a spec cannot have", "leave it out, or quote text that begins with &"
+            )
         if getattr(event, "tag", None) is not None:
-            self._say(mark, "a tag, which a spec cannot have", "leave it out, or quote text that begins with !")
+            self._add_problem(mark, "a tag, which a spec cannot have", "leave it out, or quote text that begins with !")
 
     def _close(self, level: _Open) -> None:
         """Add a finished list or mapping to the tree; one that had an unreadable key, as in {{ this }}, becomes
@@ -127,11 +129,11 @@ class _Builder(Struct):
         """Return a node as a key of the mapping; add a problem if it is no scalar, a merge key, or a duplicate."""
         if not isinstance(node, Scalar):
             if not isinstance(node, Unusable):
-                self._say(node.mark, "a list or mapping as a key", "quote text that begins with { or [")
+                self._add_problem(node.mark, "a list or mapping as a key", "quote text that begins with { or [")
                 self.stack[-1].spoiled = True
             return Unusable(node.mark)
         if node.plain and node.text == "<<":
-            self._say(node.mark, "a merge key, which a spec cannot have", "write the values out")
+            self._add_problem(node.mark, "a merge key, which a spec cannot have", "write the values out")
             return Unusable(node.mark)
         first = mapping.entries.get(node.text)
         if first is not None:
@@ -149,7 +151,7 @@ class _Builder(Struct):
                 names.append(level.key.text)
         return tuple(names)
 
-    def _say(self, mark: Mark, reason: str, hint: str) -> None:
+    def _add_problem(self, mark: Mark, reason: str, hint: str) -> None:
         """Add a problem whose key is the path to the present position."""
         self.problems.append(Problem(mark, reason, hint, self._path() or ("yaml",)))
 

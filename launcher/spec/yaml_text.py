@@ -25,7 +25,7 @@ def control_character(text: str, *, lines: bool) -> str | None:
     With `lines`, line breaks and tabs are allowed.
     """
     found = (_IN_LINES if lines else _IN_LINE).search(text)
-    return None if found is None else _name(found.group())
+    return None if found is None else _character_name(found.group())
 
 
 def read_text(path: Path, file: str) -> str:
@@ -58,7 +58,7 @@ def check_text(text: str) -> list[Problem]:
     if len(text) > MAX_BYTES:
         return [Problem(Mark(1, 1), "longer than 256 KiB", key=("yaml",))]
     found = (
-        Problem(Mark(number, found.start() + 1), f"control character {_name(found.group())}", key=("yaml",))
+        Problem(Mark(number, found.start() + 1), f"control character {_character_name(found.group())}", key=("yaml",))
         for number, line in enumerate(text.split("\n"), 1)
         for found in _RAW.finditer(line)
     )
@@ -72,6 +72,6 @@ def _not_utf8(data: bytes, start: int) -> Problem:
     return Problem(mark, f"not UTF-8: byte 0x{data[start]:02x}", "save it as UTF-8", ("yaml",))
 
 
-def _name(char: str) -> str:
+def _character_name(char: str) -> str:
     """Return the name of a control character, or its escape sequence."""
     return {"\t": "tab", "\n": "line break", "\r": "carriage return"}.get(char, printable(char))

@@ -87,11 +87,11 @@ def checkpoints(run: RunDir, *, verify: bool = False) -> Iterator[Checkpoint]:
     folders = checkpoint_folders(run)
     committed = [entry for folder in folders for entry in _committed(folder)]
     for entry in sorted(committed, key=_newest_steps_first):
-        if (found := _look(entry, verify=verify)) is not None:
+        if (found := _read_checkpoint(entry, verify=verify)) is not None:
             yield found
     set_aside = [entry for folder in folders for entry in _set_aside(folder)]
     for entry in sorted(set_aside, key=_newest_steps_first):
-        if (found := _look(entry, verify=verify)) is not None:
+        if (found := _read_checkpoint(entry, verify=verify)) is not None:
             yield msgspec.structs.replace(found, state=Condition.SET_ASIDE)
 
 
@@ -145,7 +145,7 @@ def _newest_steps_first(entry: Entry) -> tuple[bool, int]:
     return entry.kind == "best", -entry.step
 
 
-def _look(entry: Entry, *, verify: bool) -> Checkpoint | None:
+def _read_checkpoint(entry: Entry, *, verify: bool) -> Checkpoint | None:
     """Return a checkpoint with its condition, or None if it has been deleted since it was listed.
 
     With `verify`, all its bytes are compared with their checksums.

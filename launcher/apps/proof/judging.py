@@ -232,7 +232,8 @@ def _end(run: FinishedRun) -> str:
 def _nothing_proven(found: ComparedRun, compared: Collection[int], undisturbed: FinishedRun) -> str:
     """Return the reason why equal results prove nothing, or "" if they do prove something.
 
-    Only steps that were trained after a restart show that it lost nothing.
+    `compared` are the steps at which something could be compared; only those that were trained after a restart show
+    that it lost nothing.
     """
     if all(one.missed for one in found.kills):
         return f"nothing was hit: {found.kills[0].missed if found.kills else 'no kill was planned'}"

@@ -81,10 +81,12 @@ def lost_over(point: ScaledRun, base: ScaledRun) -> dict[str, float]:
     if not point.step_samples or not base.step_samples:
         return {}
     even = (point.step_samples / base.step_samples) * (base.ranks / point.ranks)
-    return {kind: (_of(point.parts, kind) - even * _of(base.parts, kind)) / point.step_s for kind in KINDS}
+    return {
+        kind: (_seconds_of(point.parts, kind) - even * _seconds_of(base.parts, kind)) / point.step_s for kind in KINDS
+    }
 
 
-def _of(parts: StepParts, kind: str) -> float:
+def _seconds_of(parts: StepParts, kind: str) -> float:
     """Return the seconds of a step that this kind of work takes."""
     seconds: float = getattr(parts, kind)
     return seconds
@@ -124,7 +126,7 @@ def _alone(point: ScaledRun) -> str:
     """Return the sentence on a base, with which other points are compared."""
     if point.parts is None or not point.step_s:
         return f"{_ranks(point)}: what all others are compared with"
-    shares = {kind: _of(point.parts, kind) / point.step_s for kind in KINDS}
+    shares = {kind: _seconds_of(point.parts, kind) / point.step_s for kind in KINDS}
     some = sorted((kind for kind in KINDS if shares[kind] >= _TOLD), key=lambda kind: -shares[kind])
     told = [f"{shares[kind]:.0%} {KINDS[kind]}" for kind in some]
     return f"{_ranks(point)}: of a step of {point.step_s:.3g} s " + ", ".join(told[:3])

@@ -391,7 +391,7 @@ class WorkerGroup:
         await asyncio.gather(*(worker.gone.wait() for worker in [*self.workers]))
         if self._pool is not None:
             self._pool.close()
-        await asyncio.gather(*(pool.has_ended() for pool in self._started))
+        await asyncio.gather(*(pool.wait_until_ended() for pool in self._started))
 
     async def _load(self, before: "WorkerGroup | None" = None) -> None:
         """Start a pool that has loaded the checkpoint: as a fork of the pool of `before` if possible, else as a new

@@ -260,7 +260,7 @@ class WorkerPool:
         self._link.close()
         self._on_end()
 
-    async def has_ended(self) -> None:
+    async def wait_until_ended(self) -> None:
         """Wait until the pool's process has exited after its connection was closed; kill it if that takes too long.
 
         Return at once for a pool that was forked, since it is no child of this process.
@@ -285,7 +285,7 @@ class WorkerPool:
             return await self._loaded
         except BaseException:
             self.close()
-            await self.has_ended()
+            await self.wait_until_ended()
             raise
 
     def _received(self, message: Any) -> None:

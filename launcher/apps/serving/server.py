@@ -63,14 +63,14 @@ def application(engine: Engine, run: str, *, tells_hits: bool) -> FastAPI:
     @app.post("/predict", response_class=Response, **_described("The answer to one input.", one, answer))
     async def predict(request: Request) -> Response:
         """Return the answer to one input."""
-        return await _answered(engine, request, _one, tells_hits)
+        return await _answered(engine, request, _predict_one, tells_hits)
 
     many = _described("The answers to a list of inputs, in order.", _list_of(one), _list_of(answer))
 
     @app.post("/batch-predict", response_class=Response, **many)
     async def batch_predict(request: Request) -> Response:
         """Return the answers to a list of inputs."""
-        return await _answered(engine, request, _many, tells_hits)
+        return await _answered(engine, request, _predict_many, tells_hits)
 
     @app.get("/health", summary="Whether it answers, and with which checkpoint.")
     async def health() -> Response:
@@ -87,13 +87,13 @@ def application(engine: Engine, run: str, *, tells_hits: bool) -> FastAPI:
     return app
 
 
-async def _one(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
+async def _predict_one(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
     """Compute the input in a request body; return (the answer as JSON, the answer in a list)."""
     (found,) = await engine.ask([engine.inputs.one(body)])
     return found.json, [found]
 
 
-async def _many(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
+async def _predict_many(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
     """Compute the list of inputs in a request body; return (the answers as a JSON list, the answers).
 
     Raise WrongInput if there are too many.

@@ -82,7 +82,7 @@ class Round:
         self._next = self._next_run_id(aim, trials)
         self._clear_order(aim, trials)
         end = next((one for one in found if isinstance(one, EndSweep)), None)
-        self._say(end)
+        self._write_state(end)
         # Who asks for more now finds that the sweep has ended, and starts another conductor; who did before is heard.
         return done, end is not None and self._asked() == asked
 
@@ -193,7 +193,7 @@ class Round:
         if self._next:
             self.runs.expect(self._next)
 
-    def _say(self, end: EndSweep | None) -> None:
+    def _write_state(self, end: EndSweep | None) -> None:
         """Write the sweep's state if it has changed.
 
         `end` is the action that ends the sweep, or None while it goes on.

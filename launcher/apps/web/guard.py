@@ -134,8 +134,8 @@ class RequestGuard:
             self._reading.pop(connection, None)
 
     def _read(self, connection: LimitedProtocol | None, message: Message) -> None:
-        """Count the bytes of a part of a request's body; raise HTTPException if the body, or all bodies together, are
-        too large.
+        """Count the bytes of a part of a request's body, which came on `connection` (None: it is not known); raise
+        HTTPException if the body, or all bodies together, are too large.
         """
         more = len(message.get("body", b""))
         had = self._reading.get(connection, 0) + more

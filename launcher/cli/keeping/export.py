@@ -72,11 +72,11 @@ def run(options: argparse.Namespace) -> int:
         print(to_json(found))
         return Exit.OK
     print(safe(found.file))
-    print(_said(found), file=sys.stderr)
+    print(_export_line(found), file=sys.stderr)
     return Exit.OK
 
 
-def _said(found: Exported) -> str:
+def _export_line(found: Exported) -> str:
     """Return the line about an export: `step 1200, the best by val_loss 0.2931: 62 tensors, 44.7 MB, float32`."""
     noted = noted_text(found.info)
     best = f", the best{f' by {safe(noted)}' if noted else ''}" if found.kind == "best" else ""

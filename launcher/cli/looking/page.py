@@ -108,7 +108,7 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
     job = f" job {safe(status.job)}" if status.job else ""
     rows.append(("where", f"{safe(status.cluster)}{job}, {safe(status.run_dir)}"))
     rows.append(("submitted", f"{local_time(status.submitted_at)} ({figures.duration(now - status.submitted_at)} ago)"))
-    rows += _said(status)
+    rows += _description_rows(status)
     if status.started_at is not None:
         rows.append(("ran for", duration_text(status, now)))
         rows += _trained(status, now)
@@ -155,7 +155,7 @@ def _first_line(text: str) -> str:
     return f"{first} ..." if more else first
 
 
-def _said(status: RunStatus) -> list[tuple[str, str]]:
+def _description_rows(status: RunStatus) -> list[tuple[str, str]]:
     """Return the rows (name, text) of descriptions that the spec, git and the user give of the run."""
     from launcher.status.about import about  # late: the table of runs does without
 

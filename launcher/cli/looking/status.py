@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
         print(to_json(graph_facts(graph)) if options.json else "\n".join(graph_page(graph)[0]))
         return Exit.OK
     if options.run is not None:
-        status = _one(options.run)
+        status = _status_of(options.run)
         print(to_json(_run_facts(status)) if options.json else "\n".join(page(status, time.time())))
         return Exit.OK
     rows = _rows(options)
@@ -183,7 +183,7 @@ def _lacking_notes() -> Iterator[str]:
         yield f"{', '.join(one.id for one in others[:_NAMED])}: {api.UNLISTED}"
 
 
-def _one(ref: str) -> RunStatus:
+def _status_of(ref: str) -> RunStatus:
     """Return the status of one run, even if only another HOME lists it."""
     try:
         return api.run(ref).status()
