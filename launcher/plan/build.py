@@ -139,8 +139,10 @@ def ranks_per_node(resources: Resources, machine: Machine) -> int:
 
 
 def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int) -> int:
-    """Return the CPUs per rank, at least 1: an equal share of the node's, or on a shared node in proportion to its
-    GPUs.
+    """Return the CPUs per rank, at least 1: an equal share of the cores where one machine plays all nodes, else a share
+    in proportion to the GPUs that the job has of a node (1 without GPUs).
+
+    `gpus` and `ranks` are those of a node.
     """
     if not machine.apart:
         return max(1, machine.cpus // (ranks * resources.nodes.max))

@@ -35,11 +35,11 @@ class Exported(msgspec.Struct, frozen=True):
 
     file: str  # or a folder
     run: str
-    kind: Kind
+    kind: Kind  # of checkpoint: step or best
     step: int
-    tensors: int
-    size_bytes: int
-    dtypes: tuple[str, ...]
+    tensors: int  # how many were written
+    size_bytes: int  # of what was written
+    dtypes: tuple[str, ...]  # the types of the tensors
     info: dict[str, Value]  # values that the user saved with the checkpoint
     passed_over: tuple[str, ...] = ()  # newer checkpoints that are damaged, and how
 

@@ -73,7 +73,7 @@ class Aim:
     trials: int
     parallel: int
     failures: int | None
-    metric: str
+    metric: str  # by which trials are compared
     in_time: bool = True
     stopping: bool = False
     reviving: bool = False  # the user ordered to resume what was stopped
@@ -121,7 +121,7 @@ class TellTrial:
     """
 
     number: int
-    value: float | None = None
+    value: float | None = None  # None: it was stopped early or failed
     pruned: bool = False
     why: str = ""
 

@@ -56,14 +56,14 @@ class SweepRecord(msgspec.Struct, frozen=True):
     """
 
     id: RunId
-    project: str
-    on: str
-    overrides: tuple[str, ...]
+    project: str  # the folder whose code was frozen
+    on: str  # the cluster
+    overrides: tuple[str, ...]  # values of --set, for every trial
     options: SweepOptions
     seed: int
-    own_folders: tuple[str, ...]
+    own_folders: tuple[str, ...]  # from which the project's own packages are imported
     points: tuple[Point, ...] | None  # all points of a grid or a file; None: Optuna chooses
-    began_at: float
+    began_at: float  # Unix time
     variables: dict[str, str] = {}  # environment variables with paths to the user's files, made absolute
 
 
@@ -86,18 +86,18 @@ class TrialNote(msgspec.Struct, frozen=True):
 
     number: int
     state: str  # running, paused (it may continue), complete, pruned, failed
-    run: str
+    run: str  # the id of its run
     params: Point
-    value: float | None = None
-    step: int | None = None
-    why: str = ""
+    value: float | None = None  # of the metric; None: it has none
+    step: int | None = None  # the newest one with a reported value
+    why: str = ""  # the reason why it failed, or ""
 
 
 class SweepState(msgspec.Struct, frozen=True):
     """The state of a sweep as its conductor last wrote it: running, stopped, succeeded or failed, and its trials."""
 
     state: str  # running, stopped, succeeded, failed
-    message: str
+    message: str  # why it is in its state
     trials: tuple[TrialNote, ...]
     updated_at: float
 

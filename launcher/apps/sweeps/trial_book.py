@@ -125,8 +125,8 @@ class BookedTrial:
     pruned_at: int | None  # the step at which it is to stop early, unless it was told to continue
     value: float | None
     last_step: int | None  # the newest step with a reported value
-    why: str
-    rung: Rung | None = None
+    why: str  # the reason why it failed, or ""
+    rung: Rung | None = None  # the last one that it has reached
     goes_on_after: int = 0  # the attempt of its run after which the run is to be resumed; 0: none
     extension: tuple[str, ...] = ()  # the changes with which it trains the run of another trial further
 

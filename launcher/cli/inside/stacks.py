@@ -39,7 +39,7 @@ class StacksOfRank(msgspec.Struct, frozen=True):
 
     rank: int
     node: int
-    pid: int | None
+    pid: int | None  # None: not known
     stacks: tuple[str, ...]
     problem: str
     look: RankLook | None = None

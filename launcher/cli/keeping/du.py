@@ -31,7 +31,7 @@ _LESS = ("CODE", "LOGS", "CHECKPOINTS", "STATE")  # what goes first where a term
 class KeptElsewhere(msgspec.Struct, frozen=True):
     """How many bytes of a run another machine stores; if it did not answer, `total` is None and `silent` the reason."""
 
-    on: str
+    on: str  # the machine
     total: int | None
     silent: str
 

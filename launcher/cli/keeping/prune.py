@@ -67,7 +67,7 @@ class Going:
     run: api.Run
     status: RunStatus
     folders: tuple[Path, ...]  # the run's own folder: all of it is deleted
-    size: int
+    size: int  # bytes of the folders
 
     @property
     def whole(self) -> bool:

@@ -33,7 +33,7 @@ class RemovedRun(msgspec.Struct, frozen=True):
 
     run: str
     gone: bool
-    size_bytes: int
+    size_bytes: int  # of its part on this machine
 
 
 def declare(arguments: Arguments) -> None:

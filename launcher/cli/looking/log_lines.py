@@ -17,7 +17,7 @@ _RANK_COLOURS = ("cyan", "green", "yellow", "blue", "magenta")
 class PlainLine(msgspec.Struct, frozen=True):
     """A log line as `--json` prints it, without colours; `node` and `rank` are null if they are not known."""
 
-    at: float | None
+    at: float | None  # Unix time; None: not recorded
     attempt: int
     generation: int | None
     node: int | None

@@ -21,7 +21,7 @@ class MovedNode(msgspec.Struct, frozen=True):
     """A node that has become a spare; `moved` describes the ranks that were moved off it."""
 
     run: str
-    node: int
+    node: int  # its number
     moved: str
 
 

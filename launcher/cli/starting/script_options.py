@@ -45,7 +45,7 @@ class ScriptOption:
     positional: bool
     value: str | None  # the default as a spec writes it; None: there is none, or only running the script would show it
     required: bool
-    help: str
+    help: str  # its help text
 
 
 def script_options(file: Path) -> list[ScriptOption]:

@@ -36,7 +36,7 @@ _MOST = 10_000
 class PlannedFile(msgspec.Struct, frozen=True):
     """A file of the code that would be frozen, and its size in bytes."""
 
-    path: str
+    path: str  # relative to the project
     size: int
 
 

@@ -60,7 +60,7 @@ class SweepPicture(msgspec.Struct, frozen=True):
 
     sweep: str
     values: tuple[tuple[int, float], ...]
-    importances: dict[str, float]
+    importances: dict[str, float]  # by option
 
 
 class WrittenPicture(msgspec.Struct, frozen=True):
