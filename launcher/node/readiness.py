@@ -26,7 +26,7 @@ _KERNEL_S = 1.0  # interval at which the kernel log and the host's notice are re
 
 
 class Readiness:
-    """The readiness of a node to run ranks; each change is sent to the coordinator over the agent's connection."""
+    """The readiness of a node to run ranks; each change is sent to the coordinator over the agent's connection.
 
     `on_import` is called when imports begin, which take seconds.
     """

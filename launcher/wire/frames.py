@@ -610,19 +610,6 @@ async def _opened(
         raise
 
 
-async def _challenge(peer: socket.socket, key: bytes) -> None:
-    """Check, as the server, the peer's proof that it has the key, and send the server's own; raise WireError if the
-    peer lacks the key.
-    """
-    nonce, ends = secrets.token_hex(16), (_address_text(peer.getpeername()), _address_text(peer.getsockname()))
-    await _send_line(peer, _Hello(WIRE_VERSION, nonce))
-    proof = await _receive_line(peer, _Proof)
-    nonces = f"{nonce}|{proof.nonce}"
-    _check(proof.v == WIRE_VERSION, f"it speaks version {proof.v} of the wire, not {WIRE_VERSION}")
-    _check(hmac.compare_digest(proof.mac.encode(), proof_of(key, "client", *ends, nonces).encode()), _STRANGER)
-    await _send_line(peer, _Answer(proof_of(key, "server", *ends, nonces)))
-
-
 async def _prove(peer: socket.socket, key: bytes) -> None:
     """Prove, as the client, that this process has the key, and check the server's proof; raise WireError if the server
     lacks it.
