@@ -110,7 +110,8 @@ class Checkpointer:
     def load(self) -> int:
         """Load the newest complete checkpoint into the objects; return its step, or 0 if there is none.
 
-        Raises Fenced if a newer start owns the folder.
+        All ranks call it. Raises Fenced if the run's processes were launched again since, and the newer ones own the
+        folder.
         """
         self._wire.take_back_done()  # reported by another training of this script
         saver = self._open()
@@ -126,8 +127,11 @@ class Checkpointer:
         return step
 
     def _open(self) -> Saver:
-        """Claim the checkpoint folder and the memory tier for this start, and return a new Saver; all ranks call it."""
-        self._save_group = _save_group(self._world, apart=self._launched.disks_apart)
+        """Claim the checkpoint folder and the memory tier, and return a new Saver; all ranks call it.
+
+        Claiming keeps earlier processes of the same run from writing there.
+        """
+        self._save_group = _all_ranks_group(self._world, separate_disks=self._launched.disks_apart)
         token = self._take_over()
         directory = CheckpointDirectory(self.folder, token, self._keep, self._launched.run_dir)
         self._saver = Saver(
@@ -153,8 +157,8 @@ class Checkpointer:
     def continue_from(self, step: int) -> None:
         """Continue from `step`, whose state other ranks have provided, instead of calling `load`.
 
-        The checkpoint folder is claimed with the next save, or after the next step, so that all ranks need not wait for
-        it now. Snapshots in memory are made as before.
+        The checkpoint folder is claimed by the next save, or after the next step: claiming it here would make all ranks
+        wait. Snapshots in memory are made as after `load`.
         """
         self._at = self._continued_at = step
         self._saved_at = self._remembered_at = self._now()
@@ -163,11 +167,11 @@ class Checkpointer:
 
     @property
     def verified(self) -> dict[int, bool]:
-        """The steps whose checkpoints this rank verified or helped to write, and whether their weights are finite."""
+        """The steps of checkpoints that this rank verified or helped to write, and whether the weights are finite."""
         return self._verified_before | (self._saver.verified if self._saver is not None else {})
 
     def add_verified(self, known: Mapping[int, bool]) -> None:
-        """Add the `verified` steps of an earlier Checkpointer of this process.
+        """Add the `verified` steps of an earlier Checkpointer of this process, as if verified by this one.
 
         Older checkpoints can then be deleted sooner.
         """
@@ -177,16 +181,16 @@ class Checkpointer:
                 self._saver.add_verified(step, finite=finite)
 
     def abandon(self) -> None:
-        """Wait a short time for saves whose process groups are broken, then stop waiting for their threads."""
+        """Wait a short time for a save that cannot end because its process groups are broken, then drop its thread."""
         for saver in (self._saver, self._memory.saver if self._memory else None):
             if saver is not None:
                 saver.abandon()
 
     def after_step(self, step: int, info: Mapping[str, Value] | None = None) -> bool:
-        """Save if that is due; return True once everything is saved after a request to stop.
+        """Save if that is due; return True if a stop was requested and everything is saved, so that the caller exits.
 
-        Call it after every optimizer step. `info` are values for the checkpoint's manifest. A script that then exits
-        with code 75 is started again. Raises Fenced and SaveFailed.
+        All ranks call it after every optimizer step. `info` are values for the checkpoint's manifest. A script that
+        exits with code 75 is started again by launch. Raises Fenced and SaveFailed.
         """
         self.still_at(step)
         if step != self._continued_at:
@@ -264,7 +268,7 @@ class Checkpointer:
         return outcome
 
     def still_at(self, step: int) -> None:
-        """Report progress during long work between two steps, so that launch does not take the rank for hung."""
+        """Report `step` again during long work between two steps, so that launch does not take the rank for hung."""
         self._at = step
         self._wire.report_step(step, self.total_steps)
 
@@ -279,7 +283,7 @@ class Checkpointer:
 
     @property
     def stop_asked(self) -> bool:
-        """Whether this rank was asked to stop; the other ranks get to know at the next vote."""
+        """Whether this rank was asked to stop; the other ranks learn of it in their next vote, within `after_step`."""
         return self._stop.asked
 
     def __enter__(self) -> Self:
@@ -296,7 +300,7 @@ class Checkpointer:
     # -- inside
 
     def _open_saver(self) -> Saver:
-        """Return the Saver, which the first call makes; all ranks call it.
+        """Return the Saver; the first call makes it and claims the folder, and is a collective of all ranks.
 
         Raises SaveFailed if the folder cannot be used.
         """
@@ -320,9 +324,9 @@ class Checkpointer:
         return Entry("step", step, self.folder / folder_name(step))
 
     def _take_over(self) -> FencingToken:
-        """Claim the checkpoint directory on every disk and return this disk's fencing token.
+        """Claim the checkpoint directory on every disk and return this disk's fencing token; all ranks call it.
 
-        Raises Fenced or TrainerError on all ranks.
+        Raises on all ranks: Fenced if newer processes of the run own the directory, TrainerError if it cannot be used.
         """
         launched = self._launched
         mine: tuple[FencingToken | None, str, bool] = (None, "", False)
@@ -339,7 +343,7 @@ class Checkpointer:
         return token
 
     def _is_finite_on_disk(self, step: int) -> bool | None:
-        """Return whether the weights in this step's checkpoint are finite, or None if there is no checkpoint."""
+        """Return whether the weights in this step's checkpoint are finite; None if there is no readable one."""
         try:
             return catalog.read_manifest(self._entry(step)).finite if step in catalog.steps(self.folder) else None
         except (CheckpointDamaged, OSError):
@@ -368,7 +372,10 @@ class Checkpointer:
             self._open_saver().reserve(contents)
 
     def _remember(self, step: int, info: Mapping[str, Value] | None) -> None:
-        """Write a snapshot into the node's memory, unless it does not fit or the best checkpoint is being written."""
+        """Write a snapshot of `step` into the node's memory, with `info` for its manifest; all ranks call it.
+
+        Nothing is written if snapshots do not fit, or while the best checkpoint is still being written.
+        """
         memory = self._memory
         if memory is not None and memory.enabled is not False:
             # Over the group of the votes: a save to disk may be using that of the saver.
@@ -401,7 +408,10 @@ class Checkpointer:
         ]
 
     def _give_up(self) -> None:
-        """Raise the error that ends the training: Fenced if a newer start owns the directory, else SaveFailed."""
+        """Raise the error that ends the training after failed saves.
+
+        It is Fenced if newer processes of the run own the directory, else SaveFailed.
+        """
         outcome = self._open_saver().wait()
         problem = outcome.problem if outcome else "nothing was saved"
         if outcome is not None and outcome.fenced:
@@ -425,7 +435,10 @@ class Checkpointer:
                 log.warning("the best checkpoint could not be saved separately: %s", error)
 
     def _report_saved(self, step: int, kind: str) -> None:
-        """Report `step` to launch under the name `kind`, and call `on_first_save` the first time."""
+        """Report to launch that `step` is saved, as `kind`: "checkpoint" on disk or "remembered" in memory.
+
+        The first time, `on_first_save` is called as well.
+        """
         self._wire.report(**{kind: step})
         tell, self.on_first_save = self.on_first_save, None
         if tell is not None:
@@ -444,9 +457,13 @@ def _warn_of_own_state(subjects: Subjects) -> None:
             )  # fmt: skip
 
 
-def _save_group(world: World, *, apart: bool) -> SaveGroup:
-    """Return the save group of all ranks; with `apart`, each node has a disk of its own."""
-    leaders = disk_leaders(world) if apart else None
+def _all_ranks_group(world: World, *, separate_disks: bool) -> SaveGroup:
+    """Return a SaveGroup of all ranks with a new gloo process group of its own; all ranks call it.
+
+    With `separate_disks` each node has its own disk, for which the node's first rank acts; else rank 0 acts for the
+    only one.
+    """
+    leaders = disk_leaders(world) if separate_disks else None
     if world.control is None:
         return SaveGroup(None, (0,), 0, leaders)
     return SaveGroup(cpu_group(), tuple(range(world.size)), world.rank, leaders)

@@ -58,7 +58,10 @@ class Subjects:
         )
 
     def devices(self, world: World) -> list[torch.device]:
-        """Return the devices whose random generators the training uses: this rank's, and those of a DataParallel."""
+        """Return the devices whose random generators the training uses.
+
+        They are this rank's own device and, if a model is wrapped in DataParallel, the devices of its copies.
+        """
         found = [world.device]
         for model in self.models.values():
             if isinstance(model, DataParallel):
@@ -82,6 +85,7 @@ def gather(subjects: Subjects, world: World, *, brings_shared: bool | None = Non
     """Return everything that this rank has to save; the tensors are the live ones, not copies.
 
     `brings_shared` says whether this rank adds the state that is the same for all; by default (None) rank 0 does.
+    Nothing is communicated.
     """
     brings_shared = world.is_first if brings_shared is None else brings_shared
     names = ModelNames(subjects.models)
@@ -124,10 +128,7 @@ def gather(subjects: Subjects, world: World, *, brings_shared: bool | None = Non
 
 
 def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor]:
-    """Add `value` as a JSON document with this name, and return the tensors that were in it.
-
-    The tensors are added too.
-    """
+    """Add `value` to the contents as a JSON document called `name`; return the tensors in it, which are added too."""
     beside: dict[str, Tensor] = {}
     contents.documents[name] = to_json(value, f"state/{name}", beside)
     contents.tensors |= beside
@@ -135,7 +136,7 @@ def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor
 
 
 def _add_shared(contents: Contents, value: Any, *, brings_shared: bool) -> None:
-    """Add the document that is the same for all ranks.
+    """Add the state `value`, which is the same for all ranks, as a JSON document.
 
     The rank with `brings_shared` adds all of it; the other ranks add only their parts of the sharded tensors in it.
     """

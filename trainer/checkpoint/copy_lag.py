@@ -16,9 +16,9 @@ log = logging.getLogger("trainer")
 class CopyLag:
     """Decides on rank 0, for all ranks, whether the next save waits for copies on a second disk.
 
-    It waits as long as more of a copy arrives on any disk. After `patience_s` without progress it logs that, and no
-    save waits again until copies have caught up. `limit` is how far the newest checkpoint may be ahead of the newest
-    copied one.
+    It waits as long as more of a copy arrives on any disk. After `patience_s` without progress a warning is logged, and
+    no save waits until copies have caught up. `limit` (steps or seconds) is how far the newest checkpoint may be ahead
+    of the newest copied one.
     """
 
     def __init__(self, limit: Every, patience_s: float = 60.0, now: Callable[[], float] = time.monotonic) -> None:
@@ -28,10 +28,10 @@ class CopyLag:
         self._gave_up = False
 
     def waits(self, disks: Sequence[Stock], copied_bytes: int, saved_at: Mapping[int, float]) -> bool:
-        """Return whether to keep waiting.
+        """Return whether the next save has to keep waiting; it is called again and again until False.
 
-        `disks` gives each disk's files, `copied_bytes` grows as copies arrive, and `saved_at` has the time at which
-        each step was saved.
+        `disks` has each disk's list of checkpoint files, `copied_bytes` is the size of all copies so far, and
+        `saved_at` gives the time at which each step was saved.
         """
         newest, safe = max(saved_at, default=0), safest(disks)
         if len(disks) < 2 or not self._is_exceeded(newest, safe, saved_at):
@@ -56,7 +56,10 @@ class CopyLag:
         return not self._gave_up
 
     def _is_exceeded(self, newest: int, safe: int | None, saved_at: Mapping[int, float]) -> bool:
-        """Return whether the newest step is further ahead of the newest copied one (`safe`) than the limit allows."""
+        """Return whether `newest` is further ahead of the newest copied step than the limit allows.
+
+        `safe` is that copied step, None if there is none; `saved_at` gives the time at which each step was saved.
+        """
         if self._limit.steps is not None:
             return newest - (safe or 0) > self._limit.steps
         if self._limit.seconds is None or newest == safe:

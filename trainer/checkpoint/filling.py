@@ -15,9 +15,10 @@ from trainer.checkpoint_files.manifest import ITEM_BYTES, TensorEntry
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of bytes of a file, and the memory or the function that gets them.
+    """A range of bytes of a file, `size` bytes from offset `at`, and where they go.
 
-    Without `memory`, `put` is called with the bytes; `pinned` asks for pinned memory to hold these.
+    They are read straight into `memory`, or, if it is None, into a scratch buffer, from which `put` copies them into a
+    tensor. `pinned` asks for a scratch buffer in page-locked memory.
     """
 
     at: int  # the offset in the file
@@ -34,7 +35,10 @@ class Scratch:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def of(self, size: int, *, pinned: bool) -> Tensor:
-        """Return a tensor of `size` bytes of the buffer, which grows if it is too small."""
+        """Return the first `size` bytes of the buffer as a tensor; the next call returns the same memory.
+
+        A buffer that is too small is replaced by a larger one, which is page-locked with `pinned`.
+        """
         if self._buffer.numel() < size:
             self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         return self._buffer[:size]
@@ -43,7 +47,8 @@ class Scratch:
 def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, memoryview]]:
     """Yield the offset in the file and the memory to read into, for each piece in the order of the file.
 
-    The caller fills it before it asks for the next. A piece that cannot be read in place is copied to its tensor then.
+    The caller fills the memory before it asks for the next. Only then a piece that was read into `scratch` is copied to
+    its tensor.
     """
     for piece in sorted(pieces, key=lambda piece: piece.at):
         if piece.memory is not None:
@@ -56,7 +61,10 @@ def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, mem
 
 
 def piece_of(target: Tensor, entry: TensorEntry, need: Need) -> Piece:
-    """Return the Piece that reads one saved part into the place where the tensor needs it."""
+    """Return the Piece that reads the saved part in `need` into the elements of `target` that it covers.
+
+    `entry` describes the saved tensor.
+    """
     chunk = need.chunk
     dtype, row = dtype_of(entry.dtype), math.prod(chunk.lengths[1:]) * ITEM_BYTES[entry.dtype]
     whole = target.detach()
@@ -77,5 +85,5 @@ def piece_of(target: Tensor, entry: TensorEntry, need: Need) -> Piece:
 
 
 def _takes_bytes(target: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether bytes of `dtype` can be read straight into the tensor's memory."""
+    """Return whether the tensor is contiguous, on the CPU and of type `dtype`, so that bytes can be read into it."""
     return target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()

@@ -35,9 +35,10 @@ _REPORT_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Rank 0's request for bytes of a file that another rank has.
+    """Rank 0's request for `size` bytes of a file that another rank has.
 
-    `giver` is the place of that rank in the save group, `file` the file's number in the manifest, `at` the offset.
+    `giver` is the place of that rank in the save group, `file` the file's number in the manifest, `at` the offset in
+    it.
     """
 
     giver: int  # the place of the rank that sends them
@@ -50,7 +51,7 @@ _NOTHING = _Wanted(-1, 0, 0, 0)  # a request to nobody, which shows that rank 0 
 
 
 def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> str:
-    """Return the SHA-256 over all tensors and the optimizer's other values.
+    """Return the SHA-256 over all tensors and the optimizer's values that are no tensors, as hex text.
 
     It covers names, types, shapes and block digests in the order of names. Every byte is read and compared, one block
     at a time. `after_part` is called after each file and block. Raises CheckpointDamaged.
@@ -108,7 +109,7 @@ def _digest_on_shared_disk(
 
 
 def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
-    """Return the manifest and "", or None and the problem."""
+    """Return the checkpoint's manifest and "", or None and the text of the error why it cannot be read."""
     try:
         return read_manifest(entry), ""
     except (CheckpointDamaged, OSError) as error:
@@ -116,7 +117,7 @@ def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
 
 
 def _own_part(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: dict[int, bytes]) -> Iterator[bool]:
-    """Check this rank's part of the files, then put the digests of its blocks into `digests`, by number.
+    """Verify this rank's share of the files, then store the digests of its share of the blocks in `digests`, by number.
 
     Yields True after each file and block.
     """
@@ -132,7 +133,7 @@ def _own_part(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: 
 
 
 def _merged(value: Sequence[bytes]) -> bytes:
-    """Return several encoded dicts of digests merged into one."""
+    """Return several msgpack dicts of block digests as one; the merge function of `SaveGroup.reduce`."""
     whole: dict[int, bytes] = {}
     for word in value:
         whole |= msgspec.msgpack.decode(word, type=dict[int, bytes])
@@ -147,7 +148,10 @@ def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> N
 def _keep_alive(
     save_group: SaveGroup, still_here: Callable[[], None], message: object, every_s: float
 ) -> Callable[[], None]:
-    """Return a function for rank 0 that calls `still_here`, and broadcasts `message` every `every_s` seconds."""
+    """Return a function for rank 0 to call after each block: it calls `still_here`.
+
+    Every `every_s` seconds it also broadcasts `message`, so that the other ranks report progress too.
+    """
     sent_at = time.monotonic()
 
     def after_part() -> None:
@@ -196,7 +200,8 @@ def _digest_on_first(
 ) -> tuple[str, str]:
     """Compute the fingerprint on rank 0; return it and "", or "" and the problem.
 
-    `held` has, for each rank, the numbers of the files that it can send.
+    `files` are the descriptors of the files on its own disk, and `held` has, for each rank, the numbers of the files
+    that it can send.
     """
 
     def read(number: int, view: memoryview, at: int) -> None:
@@ -246,7 +251,7 @@ def _raise_first(problems: Iterable[str]) -> None:
 
 
 def _digest_all(manifest: Manifest, read: Read, after_block: Callable[[], None]) -> str:
-    """Return the fingerprint, computed by this process alone."""
+    """Return the fingerprint, computed by this process alone; `read` reads bytes of the manifest's files."""
     digests: dict[int, bytes] = {}
     for number, block in enumerate(blocks(manifest)):
         digests[number] = block.digest(read)
@@ -255,7 +260,7 @@ def _digest_all(manifest: Manifest, read: Read, after_block: Callable[[], None])
 
 
 def _combine(manifest: Manifest, digests: Mapping[int, bytes], values: Mapping[str, Any]) -> str:
-    """Return the fingerprint of the block digests and the optimizers' other values."""
+    """Return the fingerprint, made of the block digests by number and the optimizers' other values."""
     whole = hashlib.sha256()
     for name in sorted(manifest.tensors):
         if name.startswith(OF_TRAINING):
@@ -282,7 +287,7 @@ def _opened(entry: Entry, manifest: Manifest, wanted: Collection[int] | None = N
 
 
 def _files_with_values(manifest: Manifest) -> set[int]:
-    """Return the numbers of the files that hold optimizer values which are no tensors."""
+    """Return the numbers of the files that hold optimizer state other than tensors, such as step counts."""
     spread = {tree.file for name, tree in manifest.trees.items() if _has_values(name)}
     beside = [
         entry for name, entry in manifest.tensors.items() if name.startswith((f"state/{SHARED}/", f"state/{_SPREAD}"))
@@ -291,12 +296,15 @@ def _files_with_values(manifest: Manifest) -> set[int]:
 
 
 def _has_values(document: str) -> bool:
-    """Return whether the document of this name holds optimizer values which are no tensors."""
+    """Return whether the document of this name holds optimizer state other than tensors, such as step counts."""
     return document == SHARED or document.startswith(_SPREAD)
 
 
 def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
-    """Return the optimizers' values that are no tensors, by optimizer and parameter, whichever rank saved them."""
+    """Return the optimizers' state that is not tensors, by optimizer and parameter, whichever rank saved it.
+
+    `read` reads bytes of the manifest's files.
+    """
     found: dict[str, Any] = {}
     for name, tree in manifest.trees.items():
         if _has_values(name):
@@ -322,7 +330,11 @@ def _replace_tensors(value: Any, manifest: Manifest, read: Read) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some rows of a tensor, which are digested in one piece; the division depends on the tensor's shape alone."""
+    """Some rows of a tensor, which are digested in one piece; the division depends on the tensor's shape alone.
+
+    The block is the box of tensor `name` that begins at `offsets` and has `lengths`; `entry` says where the tensor is
+    saved.
+    """
 
     name: str
     entry: TensorEntry
@@ -330,7 +342,7 @@ class Block:
     lengths: tuple[int, ...]
 
     def needs(self) -> list[Need]:
-        """Return the saved parts that make up the block."""
+        """Return the saved parts that make up the block, with where each lies in it."""
         box = (self.offsets, self.lengths)
         return [need for row in self.entry.rows for need in needed(self.name, box, row)]
 

@@ -28,7 +28,10 @@ def state_of_generators(*devices: torch.device) -> dict[str, Any]:
 
 
 def restore_generators(state: dict[str, Any], *devices: torch.device) -> None:
-    """Restore the generators of this process, and those of devices that `state` has and that are given."""
+    """Restore this process's generators from what `state_of_generators` returned.
+
+    Generators of devices are restored if `state` has them and they are given.
+    """
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002 - the same
     torch.set_rng_state(state["torch"])

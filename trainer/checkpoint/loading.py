@@ -37,8 +37,9 @@ _NEWS_TAKES_S = 3.0
 class Loaded:
     """Facts about the checkpoint from which the training continues.
 
-    `world_size` is the number of ranks that saved it, `finite` whether its weights are, and `averages` the names of the
-    averaged weights that it had.
+    `world_size` is the number of ranks that saved it, `from_memory` whether it is a snapshot in memory, `info` the
+    values in its manifest, `finite` whether its weights are, and `averages` the names of the averaged weights that it
+    had.
     """
 
     step: int
@@ -54,7 +55,8 @@ class Loaded:
 class Targets:
     """The tensors to fill: the models' own, and new ones for optimizers and other objects.
 
-    `kept` are tensors in the state of other objects, and `by_name` has all tensors.
+    `optimizers` has them by optimizer, parameter and key. `averages` are the averages of weights (EMA), `kept` are
+    tensors in the state of other objects. `by_name` has all tensors by their names in the checkpoint.
     """
 
     models: dict[str, Tensor] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class Targets:
 
 
 class Reader:
-    """Reads one checkpoint for one rank.
+    """Reads one checkpoint for one rank: `prepare`, then `read` or `compare`, then `apply`.
 
     Without a world, state that belongs to a single rank is left out.
     """
@@ -112,7 +114,7 @@ class Reader:
 
     @property
     def averages(self) -> frozenset[str]:
-        """The averages of weights that this training wants and that the checkpoint has."""
+        """The names of the averages of weights that are in the checkpoint and that this training keeps."""
         return frozenset(self._targets.averages)
 
     def read(self) -> None:
@@ -145,8 +147,8 @@ class Reader:
     def apply(self, save_group: SaveGroup | None = None) -> None:
         """Restore optimizers and other objects from the tensors and documents that `read` read.
 
-        With `save_group`, take the shared state from its first rank. Raises TrainerError if an optimizer is not the one
-        that was saved.
+        With `save_group`, of which all ranks call it, the state that all ranks share comes from its first rank. Raises
+        TrainerError if an optimizer is not the one that was saved.
         """
         if save_group is not None:
             self._take_shared_from_first(save_group)
@@ -197,9 +199,9 @@ class Reader:
             )
 
     def _kept_targets(self) -> dict[str, Tensor]:
-        """Return an empty tensor for each tensor in the state of other objects, and in optimizers' documents.
+        """Return an empty tensor for each tensor in the state of other objects, and in optimizers' documents, by name.
 
-        It is sharded like the live one if that has the same shape, else whole.
+        It is sharded like the object's present tensor if that has the same shape, else whole.
         """
         kept = [_SHARED_PREFIX, f"state/{_OPTIMIZER_DOCUMENTS}"] + (
             [f"state/{of_rank(self._me.rank)}/"] if self._me else []
@@ -217,9 +219,9 @@ class Reader:
         }
 
     def _take_shared_from_first(self, save_group: SaveGroup) -> None:
-        """Take the shared state from rank 0's snapshot, so that all ranks have the same.
+        """Replace the shared state that was read by rank 0's; all ranks of the group call it.
 
-        Each node's snapshot has the shared state of its own first rank.
+        It is needed for snapshots, as each node's snapshot has the shared state of its own first rank.
         """
         kept = self._targets.kept
         mine = {
@@ -247,7 +249,10 @@ class Reader:
         }
 
     def _apply_optimizers(self, shared: Mapping[str, Any]) -> None:
-        """Restore all optimizers from the tensors that were filled and the saved values."""
+        """Restore all optimizers from the filled tensors.
+
+        `shared` is the decoded state that all ranks share, with the options of the optimizers' groups.
+        """
         spread = [
             self._document(name)
             for name in self.manifest.trees
@@ -283,7 +288,7 @@ class Reader:
         return self._me is not None and document == of_rank(self._me.rank)
 
     def _document(self, name: str) -> dict[str, Any]:
-        """Return the decoded document. Raises CheckpointDamaged if the checkpoint lacks it."""
+        """Return the decoded JSON document of this name. Raises CheckpointDamaged if the checkpoint lacks it."""
         if name not in self._documents:
             raise CheckpointDamaged(f"{self.path}: has no {name}")
         value: dict[str, Any] = from_json(self._documents[name].tobytes(), lambda key: self._targets.kept[key])

@@ -33,8 +33,9 @@ _COPIES = 3  # that launch keeps for another node: the newest two, and one that 
 class MemoryTier:
     """The snapshots in one node's memory; either all ranks of the run have such a tier or none has.
 
-    `node` is the save group of the node's ranks. `keep` snapshots are kept, and `copies` of another node as well.
-    `enabled` says whether a snapshot fits, None until that was measured.
+    `every` is how often snapshots are made, `folder` where, and `limit_bytes` the most memory for them (None: no limit
+    but the memory's size). `node` is the save group of the node's ranks. `keep` snapshots are kept, and `copies` of
+    another node's. `enabled` says whether a snapshot fits, None until that was measured.
     """
 
     every: Every
@@ -47,7 +48,10 @@ class MemoryTier:
     enabled: bool | None = None  # None: nobody has looked yet whether a snapshot fits
 
     def steps(self, world: World) -> list[tuple[int, str]]:
-        """Return (step, nonce) of each usable snapshot that was saved by exactly the ranks on this node now."""
+        """Return (step, nonce) of each usable snapshot that was saved by exactly the ranks on this node now.
+
+        The nonce is the random name of the save, the same on all nodes.
+        """
         found = [(step, self.manifest(step, world)) for step in catalog.steps(self.folder)]
         return [(step, manifest.nonce) for step, manifest in found if manifest is not None]
 
@@ -96,10 +100,10 @@ class MemoryTier:
 def open_memory_tier(
     launched: Launched, world: World, save_group: SaveGroup, *, asynchronous: bool, on_commit: Callable[[int], None]
 ) -> MemoryTier | None:
-    """Return the node's memory tier, claimed for this start, or None if it is off or some node cannot have one.
+    """Return the node's memory tier, or None if snapshots are off or some node cannot have one; all ranks call it.
 
-    With `asynchronous`, snapshots are written in the background. `on_commit` is called with the step of each. All ranks
-    call this. Raises Fenced.
+    The tier is claimed with a fencing token. With `asynchronous`, snapshots are written in the background. `on_commit`
+    is called with the step of each. Raises Fenced if newer processes of the run have claimed it.
     """
     every = Every.parse(launched.memory_every, "checkpoint.memory_every")
     if every == Every():
@@ -129,7 +133,7 @@ def open_memory_tier(
 
 
 def _node_save_group(world: World) -> SaveGroup:
-    """Return the save group of this node's ranks; all ranks make all groups in the same order."""
+    """Return the save group of this node's ranks; all ranks call it, as each makes the groups of all nodes."""
     if world.control is None:
         return SaveGroup(None, (0,), 0)
     found = nodes(world)

@@ -32,7 +32,7 @@ def clean(name: str) -> str:
 class ModelNames:
     """The names of all tensors of some models in a checkpoint: `model/layer1.weight`, or `model/critic/...`.
 
-    `of_parameter` has the names by the parameter's id.
+    `of_parameter` gives such a name by the parameter's id(). All methods that return names return these.
     """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
@@ -45,7 +45,7 @@ class ModelNames:
                 self.of_parameter.setdefault(id(parameter), _prefix(key) + clean(name))
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return the parameters that this rank has, each once; a tied one has the first of its names."""
+        """Return the parameters whose values this rank has, by name, detached; a tied one is under its first name."""
         return {
             self.of_parameter[id(parameter)]: parameter.detach()
             for model in self.models.values()
@@ -54,7 +54,10 @@ class ModelNames:
         }
 
     def stand_ins(self) -> dict[str, Tensor]:
-        """Return the placeholders for parameters that only other ranks have."""
+        """Return, by name in a checkpoint, the parameters whose values only other ranks have, as in a pipeline.
+
+        Each has the parameter's shape and type but the memory of a single number.
+        """
         return {
             self.of_parameter[id(parameter)]: parameter
             for model in self.models.values()
@@ -63,7 +66,7 @@ class ModelNames:
         }
 
     def tied(self) -> dict[str, str]:
-        """Return the other names of tied parameters, each with the name under which the parameter is saved."""
+        """Return the further names of tied parameters, each with the first name, under which the parameter is saved."""
         return {
             _prefix(key) + clean(name): self.of_parameter[id(parameter)]
             for key, model in self.models.items()
@@ -72,7 +75,7 @@ class ModelNames:
         }
 
     def trained(self) -> frozenset[str]:
-        """Return the names of the parameters that training changes."""
+        """Return the names of the parameters that training changes: those with `requires_grad`."""
         return frozenset(
             self.of_parameter[id(parameter)]
             for model in self.models.values()

@@ -75,7 +75,7 @@ class NewestState:
                 _reject(entry, "; ".join(dict.fromkeys(problems)), damaged)
 
     def _newest_on_disk(self) -> int:
-        """Return the newest step that has a complete checkpoint on disk, or 0."""
+        """Return the newest step that has a complete checkpoint on disk, or 0; all ranks call it."""
         if self._save_group.separate_disks:
             return max((step for step, _ in self._whole_everywhere(dict(self._whole(set())))), default=0)
         return self._save_group.broadcast(
@@ -85,7 +85,7 @@ class NewestState:
     def _newest(self, passed_over: set[int]) -> tuple[Entry, Manifest] | None:
         """Return the newest checkpoint that is complete on all disks, preferably one with finite weights, or None.
 
-        Checkpoints of the steps in `passed_over` do not count.
+        All ranks call it. Checkpoints of the steps in `passed_over`, which could not be read, do not count.
         """
         if not self._save_group.separate_disks:
             manifest = self._save_group.broadcast(self._newest_finite(self._whole(passed_over)))
@@ -103,8 +103,8 @@ class NewestState:
     def _newest_finite(self, newest_first: Iterable[tuple[object, Manifest]]) -> Manifest | None:
         """Return the first manifest with finite weights, else the first one, or None for no manifests.
 
-        Newer checkpoints without finite weights are renamed once a finite one is found, as training repeats their
-        steps.
+        `newest_first` has pairs, of which the second is the manifest. Newer checkpoints without finite weights are
+        renamed once a finite one is found, as training repeats their steps.
         """
         not_finite: list[Manifest] = []
         for _, manifest in newest_first:
@@ -116,9 +116,10 @@ class NewestState:
         return not_finite[0] if not_finite else None
 
     def _whole(self, passed_over: set[int]) -> Iterator[tuple[tuple[int, str], Manifest]]:
-        """Yield (step, nonce) and manifest of the checkpoints that are complete on this disk, newest first.
+        """Yield ((step, nonce), manifest) of the checkpoints that are complete on this disk, newest first.
 
-        Nothing is yielded on ranks that do not act for their disk. Damaged checkpoints are renamed.
+        The nonce is the random name of a save. Nothing is yielded on ranks that do not act for their disk. Damaged
+        checkpoints are renamed, and steps in `passed_over` left out.
         """
         for step in reversed(catalog.steps(self._folder) if self._save_group.acts_for_disk else []):
             if step not in passed_over:
@@ -135,17 +136,17 @@ class NewestState:
                     _reject(entry, str(error), damaged=False)
 
     def _whole_everywhere(self, mine: Mapping[tuple[int, str], Manifest]) -> set[tuple[int, str]]:
-        """Return (step, nonce) of the checkpoints that are complete on every disk.
+        """Return (step, nonce) of the checkpoints that are complete on every disk; all ranks call it.
 
-        All ranks call it with those of their own disk.
+        `mine` are those of this rank's disk, by (step, nonce).
         """
         found = self._save_group.all_gather(set(mine) if self._save_group.acts_for_disk else None)
         return whole({disk: keys} for disk, keys in enumerate(found) if keys is not None)
 
     def _load_from_memory(self, memory: MemoryTier) -> Loaded | None:
-        """Load the newest snapshot in memory and return facts about it.
+        """Load the newest snapshot in memory and return facts about it; all ranks call it.
 
-        Returns None if the disk has a step as new or none can be read.
+        Returns None if the disk has a step at least as new, or if no snapshot can be read.
         """
         newest_on_disk = self._newest_on_disk()
         found = self._save_group.all_gather(memory.steps(self._world))
@@ -171,9 +172,10 @@ class NewestState:
         return Loaded(step, path, size, from_memory=True, info=manifest.info, averages=reader.averages)
 
     def _is_sound(self, step: int, read: Callable[[], None] | None, otherwise: str) -> bool:
-        """Call `read` and return whether it worked on all ranks, which all call this; else log why, and `otherwise`.
+        """Call `read` on all ranks and return whether it worked on all; if not, log a warning.
 
-        `read` None means that this rank's snapshot of that step is gone.
+        `read` None means that this rank's snapshot of that step is gone. `otherwise` says in the warning what is loaded
+        instead.
         """
         problem, _ = read_patiently(read) if read is not None else ("it is gone", True)
         problems = [one for one in self._save_group.all_gather(problem) if one]

@@ -44,7 +44,7 @@ class OptimizerNames:
         }
 
     def values(self) -> dict[str, dict[str, Any]]:
-        """Return this rank's state that is not tensors, by parameter; without any, the parameter has an empty dict."""
+        """Return this rank's optimizer state that is not tensors, by parameter; an empty dict for one without any."""
         return {
             name: {key: value for key, value in state.items() if not isinstance(value, Tensor)}
             for name, state in self._states()
@@ -98,7 +98,7 @@ class OptimizerNames:
         return f"{self._prefix}{name}/"
 
     def replace(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Set the state of every parameter in `states`, and clear that of all others."""
+        """Set the state of every parameter in `states`, given by the parameter's name, and clear all other state."""
         self._inner.state.clear()
         for name, parameter, _ in self.owned():
             if name in states:
@@ -106,7 +106,7 @@ class OptimizerNames:
 
     @property
     def _inner(self) -> Optimizer:
-        """The optimizer inside a ZeroRedundancyOptimizer, which has this rank's part, else the optimizer itself."""
+        """The optimizer that has this rank's state: this one, or the one inside a ZeroRedundancyOptimizer."""
         if isinstance(self.optimizer, ZeroRedundancyOptimizer):
             inner: Optimizer = self.optimizer.optim  # the one of this rank's share
             return inner
@@ -127,7 +127,7 @@ class OptimizerNames:
 def sharded_again(tensor: Tensor, parameter: Tensor, layout: Layout | None) -> Tensor:
     """Return a whole tensor sharded over its parameter's mesh by `layout`, or unchanged if that is None.
 
-    If the mesh has another number of dimensions than then, each rank gets the whole tensor.
+    If the mesh has another number of dimensions than when it was saved, each rank gets the whole tensor.
     """
     if layout is None or not isinstance(parameter, DTensor):
         return tensor
@@ -138,9 +138,9 @@ def sharded_again(tensor: Tensor, parameter: Tensor, layout: Layout | None) -> T
 
 
 def _whole_values(name: str, tensor: Tensor) -> Tensor:
-    """Return the tensor without its autograd graph.
+    """Return the tensor `name` without its autograd graph.
 
-    Raises TrainerError for a DTensor whose sum over ranks is still to be made.
+    Raises TrainerError for a DTensor with a Partial placement, whose values are not summed over ranks yet.
     """
     if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
         raise TrainerError(f"checkpoint: {name} is a sum that its ranks have not added up yet: it cannot be saved")
@@ -148,12 +148,15 @@ def _whole_values(name: str, tensor: Tensor) -> Tensor:
 
 
 def _on_device_of(live: Any, saved: Any) -> Any:
-    """Return the saved value on the device of the live one, as a learning rate may be a tensor."""
+    """Return `saved` on the device of `live`, the present value, if both are tensors, as a learning rate may be."""
     return saved.to(live.device) if isinstance(live, Tensor) and isinstance(saved, Tensor) else saved
 
 
 def device_of_state(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
-    """Return the device of a tensor of a parameter's state; a step count that no kernel reads stays on the CPU."""
+    """Return the device for the tensor `key` of a parameter's state; `group` is the parameter's group.
+
+    It is the parameter's, but the CPU for a step count that no kernel reads.
+    """
     if key == "step" and not (group.get("capturable") or group.get("fused")):
         return torch.device("cpu")
     return parameter.device

@@ -26,7 +26,7 @@ _DECODER = msgspec.msgpack.Decoder(dict[str, TensorEntry])
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a tensor and its place in this rank's file."""
+    """A box of a tensor, at `offsets` with `lengths`, and its place in this rank's file: `size` bytes from `at` on."""
 
     name: str
     offsets: tuple[int, ...]
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The parts that this rank writes (`parts`, `size` bytes), and the file of every part of every tensor.
+    """The parts that this rank writes (`parts`, `size` bytes), and where each part of every tensor is (`tensors`).
 
     `signature` is that of the tensors that this rank had when the plan was made.
     """
@@ -51,9 +51,10 @@ class WritePlan:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A box of a tensor that this rank needs, and the saved part that contains it.
+    """A box of a tensor that this rank needs, and the saved part (`chunk`) that contains it.
 
-    `inside` is where the box begins in that part, and `offsets` where it begins in this rank's own part.
+    `inside` is where the box begins in that part, `offsets` where it begins in this rank's own part of the tensor, and
+    `lengths` is its size.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Need:
 
 
 def signature(tensors: Mapping[str, Tensor]) -> int:
-    """Return a number that changes if the tensors' names, shapes or types do, so that another plan is needed."""
+    """Return a number that changes if the tensors' names, shapes or types do, so that a new plan is needed."""
     return hash(tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
 
 
@@ -82,16 +83,17 @@ def decode(decided: bytes) -> dict[str, TensorEntry]:
     return _DECODER.decode(decided)
 
 
-def plan_of(tensors: dict[str, TensorEntry], me: int, mark: int) -> WritePlan:
-    """Return the plan of rank `me` of the save group, with `mark` as its signature.
+def plan_of(tensors: dict[str, TensorEntry], me: int, own_signature: int) -> WritePlan:
+    """Return the WritePlan of rank `me` of the save group: its share of the plan for all ranks, `tensors`.
 
-    Raises TrainerError if a tensor is of a type that cannot be saved; the error is the same on all ranks.
+    `own_signature` is the signature of this rank's tensors. Raises TrainerError if a tensor is of a type that cannot be
+    saved; the error is the same on all ranks.
     """
     for entry in tensors.values():
         if entry.dtype not in ITEM_BYTES:
             raise TrainerError(f"checkpoint: a tensor of type {entry.dtype} cannot be saved")
     parts = tuple(sorted(_parts(tensors, me), key=lambda part: part.at))
-    return WritePlan(parts, _aligned(parts[-1].at + parts[-1].size) if parts else 0, tensors, mark)
+    return WritePlan(parts, _aligned(parts[-1].at + parts[-1].size) if parts else 0, tensors, own_signature)
 
 
 def _parts(tensors: Mapping[str, TensorEntry], me: int) -> Iterator[Part]:
@@ -108,8 +110,9 @@ def _parts(tensors: Mapping[str, TensorEntry], me: int) -> Iterator[Part]:
 def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorEntry]:
     """Return, for each tensor, which rank writes each part, and where in that rank's file.
 
-    Of several ranks that have a part, the one with the fewest bytes to write gets it. Long rows come first, so that
-    their parts are at the same places in all files, and large parts before small ones.
+    `brought` has by tensor the parts of all `ranks` ranks. If several ranks have a part, the one with the fewest bytes
+    to write gets it. Long rows come first, so that their parts are at the same offsets in all files, and large parts
+    before small ones.
     """
     ends = np.zeros(ranks, np.int64)
     rows: dict[str, list[Chunk]] = {name: [] for name in brought}
@@ -128,9 +131,9 @@ def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorE
 
 
 def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Iterator[Chunk]:
-    """Yield the share as rows of parts at equal offsets of their files.
+    """Yield the share, cut into rows whose parts are at equal offsets of their files.
 
-    The rank at place `first` writes the first part; `ats` are the parts' offsets.
+    The rank at place `first` writes the first part; `ats` has each part's offset in its file.
     """
     cuts = [] if share.count == 1 else (np.flatnonzero(np.diff(ats)) + 1).tolist()
     whole = Chunk(first, 0, share.offsets, share.lengths, share.count, share.stride, share.dim)
@@ -140,7 +143,10 @@ def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[n
 
 
 def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> list[Need]:
-    """Return the saved parts needed to fill these tensors, which have the shapes of the saved ones."""
+    """Return, for these tensors of one rank, the boxes to read and the saved parts that contain them.
+
+    `saved` has the saved tensors, of the same names and unsharded shapes.
+    """
     return [
         need
         for name, own in shares.local_shares(tensors, 0).items()
@@ -151,7 +157,7 @@ def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> li
 
 
 def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
-    """Yield a Need for each part of the row that overlaps the box, which this rank has of tensor `name`."""
+    """Yield a Need for each part of the row that overlaps `box`, this rank's part of tensor `name`."""
     offsets, lengths = box
     for number in _overlapping(box, row):
         part = row.part(number) if row.count > 1 else row
@@ -163,7 +169,7 @@ def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
 
 
 def _overlapping(box: shares.Box, row: Chunk) -> range:
-    """Return the numbers of the row's parts that may overlap the box along the row's dimension."""
+    """Return the indexes in the row of the parts that may overlap the box along the row's dimension."""
     if row.count == 1:
         return range(1)
     step = row.lengths[row.dim]

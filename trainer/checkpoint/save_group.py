@@ -40,17 +40,20 @@ class SaveGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the first one of the group."""
+        """Whether this rank is the first one of the group (place 0), which is called rank 0 below."""
         return self.me == 0
 
     @property
     def separate_disks(self) -> bool:
-        """Whether the files of a checkpoint are spread over several disks."""
+        """Whether nodes share no disk, so that the files of a checkpoint are spread over several."""
         return self.leaders is not None
 
     @property
     def disk_leader(self) -> int:
-        """The place (index in `ranks`) of the rank that takes tokens, commits and removes on this rank's disk."""
+        """The place (index in `ranks`) of the rank that acts for this rank's disk.
+
+        It alone takes fencing tokens, commits and removes checkpoints there.
+        """
         return 0 if self.leaders is None else self.leaders[self.me]
 
     @property
@@ -63,7 +66,10 @@ class SaveGroup:
         return self.leaders is None or self.leaders[place] == self.disk_leader
 
     def broadcast(self, message: T) -> T:
-        """Return on all ranks the value that rank 0 passes; other ranks may pass anything."""
+        """Return on all ranks of the group, which all call it, the value that the first rank passes.
+
+        Other ranks may pass anything.
+        """
         if self.group is None:
             return message
         data = self._receive_down() if self.me else pickle.dumps(message)
@@ -73,20 +79,21 @@ class SaveGroup:
         return received
 
     def all_gather(self, message: T) -> list[T]:
-        """Return on all ranks the values that all ranks pass, in the order of `ranks`."""
+        """Return on all ranks, which all call it, the values that all ranks pass, in the order of `ranks`."""
         messages = self.reduce(pickle.dumps([message]), _concatenate)
         data: list[T] = _unpickle(self.broadcast(messages or b""))
         return data
 
     def maximum(self, *numbers: int) -> list[int]:
-        """Return on all ranks, for each argument, the greatest number that any rank passes."""
+        """Return on all ranks, which all call it, the greatest number that any rank passes for each argument."""
         found = self.reduce(pickle.dumps(numbers), _elementwise_maximum)
         return list(_unpickle(self.broadcast(found or b"")))
 
     def reduce(self, message: bytes, merge: Callable[[Sequence[bytes]], bytes]) -> bytes | None:
-        """Return all messages merged on the first rank, and None on the others; a `broadcast` has to follow.
+        """Return all messages merged on the first rank, and None on the others, which all call it.
 
-        `merge` joins the messages of neighbouring ranks, so that no rank receives more than a few.
+        `merge` joins the messages of neighbouring ranks, so that no rank receives more than a few. A `broadcast` has to
+        follow: in it all ranks get an error if a message was lost.
         """
         lost: Exception | None = None
         for level in self.children:
@@ -198,7 +205,7 @@ class SaveGroup:
 
 
 def _unpickle(message: bytes) -> Any:
-    """Return the object in a message of another rank."""
+    """Return the object that another rank pickled into this message."""
     return pickle.loads(message)  # noqa: S301 # nosec B301 - ranks of one run trust each other, as all of torch does
 
 

@@ -37,10 +37,11 @@ _ABANDONED_S = 0.2  # for a save that comes to nothing: other ranks wait meanwhi
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDirectory:
-    """A checkpoint directory, the token of the start that may write there, and how many checkpoints are kept.
+    """A checkpoint directory, the fencing token under which this process writes, and how many checkpoints are kept.
 
-    `run_dir` is the folder of the run, whose fence is checked too. `start` is one random name for all nodes' snapshots
-    of a start; "" gives each save its own.
+    `run_dir` is the folder of the run, whose fence is checked too. `start` is a random name, the same on all nodes, by
+    which snapshots that nodes hold of one step are found to belong together; "" gives each save a random name of its
+    own.
     """
 
     folder: Path
@@ -54,7 +55,8 @@ class CheckpointDirectory:
 class SaveRequest:
     """One checkpoint to be written; the bytes of the plan's parts are in the staging buffer.
 
-    `weights` names the parts that have to be finite for `Outcome.finite`.
+    `documents` are the JSON documents by name, and `info` values for the manifest. `best`: it becomes the best
+    checkpoint. `weights` names the parts that have to be finite for `Outcome.finite`.
     """
 
     step: int
@@ -69,8 +71,9 @@ class SaveRequest:
 class Outcome:
     """The outcome of a save, the same on all ranks.
 
-    `path` is that of the checkpoint; it is None if the save failed, for the reason `problem`. `fenced`: a newer start
-    owns the folder. `failed_rank` is the rank whose file or disk failed, if known.
+    `path` is that of the checkpoint; it is None if the save failed, for the reason `problem`. `fenced`: the reason is
+    that newer processes of the run own the folder. `finite`: all weights are. `failed_rank` is the rank whose file or
+    disk failed, if known.
     """
 
     step: int
@@ -85,7 +88,8 @@ class Outcome:
 class _NewSave:
     """Rank 0's message about a new save, from which every disk makes the same manifest.
 
-    `draft` is the name of its folder, `info` is encoded as JSON.
+    `draft` is the name of its folder, `nonce` the save's random name, `attempt` that of the run, and `info` is encoded
+    as JSON.
     """
 
     draft: str  # its name
@@ -142,15 +146,15 @@ class Saver:
         self._contents: dict[int, tuple[str, frozenset[str], float]] = {}  # here: nonce, names, when it was saved
 
     def add_verified(self, step: int, *, finite: bool) -> None:
-        """Record that the checkpoint of `step` is undamaged, so that older ones may be deleted.
+        """Record that the checkpoint of `step` is undamaged, and whether its weights are finite.
 
-        `finite` says whether its weights are finite.
+        Only verified checkpoints count among those to keep; older ones may then be deleted.
         """
         (self._finite if finite else self._not_finite).add(step)
 
     @property
     def verified(self) -> dict[int, bool]:
-        """The checkpoints that this start has verified or written, and whether their weights are finite."""
+        """The steps whose checkpoints this Saver has verified or written, each with whether its weights are finite."""
         return dict.fromkeys(self._finite, True) | dict.fromkeys(self._not_finite, False)
 
     def plan(self, contents: Contents) -> WritePlan:
@@ -161,15 +165,15 @@ class Saver:
         return self._plan
 
     def reserve(self, contents: Contents) -> None:
-        """Plan and allocate memory before the first save, unless a save is under way."""
+        """Plan the first save and allocate its memory; do nothing while a save is being written."""
         if self._thread is None:  # the same on all ranks, and only then is the save group free
             self._staging.reserve(self.plan(contents).size)
 
     def save(self, step: int, contents: Contents, info: Mapping[str, Value], *, best: bool = False) -> None:
-        """Copy the state and write it in the background, after waiting for the save before it.
+        """Copy the state and write it in the background, after waiting for the save before it; all ranks call it.
 
-        With `best`, it replaces the previous best checkpoint. A Saver that is not asynchronous writes before it
-        returns.
+        `info` are values for the manifest. With `best`, the checkpoint replaces the previous best one. A Saver that is
+        not asynchronous writes before it returns.
         """
         self.wait()
         self._pieces, self._best_pending = 0, best
@@ -189,9 +193,10 @@ class Saver:
         return self._thread is not None and self._thread.is_alive() and not self._awaits_copies
 
     def is_best_pending(self, save_group: SaveGroup) -> bool:
-        """Return whether some rank still writes the best model; all ranks call it.
+        """Return whether some rank is still writing the best model; all ranks of `save_group` call it.
 
-        A snapshot would record that model as saved, and one resumed from it would not save it again.
+        No snapshot may be made meanwhile: it would record that model as saved, and a training resumed from it would not
+        save it again.
         """
         if self._best_pending:
             self._best_pending = save_group.maximum(int(self.busy))[0] > 0
@@ -213,10 +218,10 @@ class Saver:
         return self.last
 
     def abandon(self, limit_s: float = _ABANDONED_S) -> None:
-        """Wait up to `limit_s` for a save whose process groups are broken, then stop waiting for its thread.
+        """Wait up to `limit_s` seconds for a save whose process groups are broken, then leave its thread to itself.
 
-        gloo may never wake a sender whose connection is closed. If that thread continues later, its start is no longer
-        the newest and its save is refused.
+        gloo may never wake a thread whose connection is closed. If the thread continues after all, its save is refused,
+        as newer processes own the folder by then.
         """
         if self._thread is not None:
             self._thread.join(limit_s)
@@ -266,7 +271,10 @@ class Saver:
         return Outcome(request.step, self._directory.folder / folder_name(request.step), finite=manifest.finite)
 
     def _agree(self, outcome: Outcome) -> Outcome:
-        """Return the same outcome on all ranks: that of a disk that failed, a fenced one first, else `outcome`."""
+        """Return on all ranks one of the outcomes that they pass: that of a disk that failed, a fenced one first.
+
+        If no disk failed, `outcome` is returned.
+        """
         outcomes = (
             self._save_group.all_gather(outcome)
             if self._save_group.separate_disks
@@ -278,7 +286,7 @@ class Saver:
     # Every error on one rank becomes a message to the others, which wait for it.
 
     def _begin(self, request: SaveRequest) -> _NewSave | Outcome:
-        """Make the draft folder on rank 0 and return the message about it, or the failed outcome."""
+        """Make the draft folder on rank 0; return on all ranks the message about it, or the failed outcome."""
         token = self._directory.token
         try:
             info = msgspec.json.encode(request.info)
@@ -288,7 +296,7 @@ class Saver:
             return _failed(request.step, error, self._world.rank)
 
     def _write_file(self, draft: Path, request: SaveRequest) -> _File:
-        """Write this rank's file into the draft; return its entry, or the error."""
+        """Write this rank's file into the draft and return its description; after an error, one with the problem."""
         name = data_name(self._save_group.ranks[self._save_group.me])
         at, documents = request.plan.size, []
         for key, text in request.documents.items():
@@ -307,7 +315,7 @@ class Saver:
         return _File(FileEntry(name, written.size, written.digest), tuple(documents), finite)
 
     def _manifest(self, begun: _NewSave, files: list[_File], request: SaveRequest) -> Manifest:
-        """Return the manifest of the save, the same on all ranks; `files` are those that the ranks have written."""
+        """Return the manifest of the save, the same on all ranks; `files` describes the file of each rank."""
         return Manifest(
             step=request.step,
             world_size=self._world.size,
@@ -382,9 +390,9 @@ class Saver:
             log.warning("after the checkpoint of step %d: %s", request.step, error)
 
     def _await_copies(self, step: int) -> list[Stock]:
-        """Wait until second copies are recent enough and return each disk's files; all ranks call it.
+        """Wait until second copies are recent enough; return for each disk which files of which saves it has.
 
-        Raises OSError if a disk cannot be read.
+        All ranks call it. Raises OSError if a disk cannot be read.
         """
         lag, waits = self._copy_lag, True
         try:
@@ -440,8 +448,8 @@ class Saver:
     def keep_best(self, step: int, info: Mapping[str, Value]) -> None:
         """Make a committed checkpoint the best and remove the previous one; all ranks call it.
 
-        `info` is added to its manifest. Raises Fenced, OSError or CheckpointDamaged; OSError also if it failed on
-        another node.
+        `info` is added to its manifest. Raises Fenced, OSError or CheckpointDamaged; if it failed on another node's
+        disk, OSError.
         """
         directory, older, problem = self._directory, list[Path](), None
         if self._save_group.separate_disks:
@@ -464,9 +472,10 @@ class Saver:
 
 
 def try_take_over(folder: Path, attempt: int | None, generation: int) -> tuple[FencingToken | None, str, bool]:
-    """Return (token, problem, fenced) of claiming the folder for this start.
+    """Return (token, problem, fenced) of claiming the folder for the run's processes of this attempt and generation.
 
-    The token is None if there is a problem; `fenced` says that a newer start owns the folder.
+    The generation counts how often the ranks were launched in the attempt. The token is None if there is a problem;
+    `fenced` says that newer processes of the run own the folder.
     """
     try:
         make_folder(folder)

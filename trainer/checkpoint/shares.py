@@ -18,10 +18,10 @@ _FEW = 40
 
 
 class Share(msgspec.Struct, array_like=True):
-    """A row of parts along one dimension, the ranks that have them, and the ranks that have copies of the row.
+    """A row of `count` parts of a tensor along one dimension, the ranks that have them, and copies of the row.
 
-    `first` is the index in the save group of the rank that has the first part, at `offsets` and of `lengths`; the next
-    of the `count` parts is on the rank `stride` further and follows along `dim`. The next of the `copies` begins
+    The rank at place `first` of the save group has the first part, at `offsets`; each part has `lengths`. The next part
+    is on the rank `stride` further, and follows along `dim`. The row is there `copies` times: its next copy begins
     `copy_stride` ranks further.
     """
 
@@ -47,7 +47,10 @@ _DECODER = msgspec.msgpack.Decoder(dict[str, TensorShares])
 
 
 def local_shares(tensors: Mapping[str, Tensor], place: int) -> dict[str, TensorShares]:
-    """Return, by tensor, the parts that one rank has; `place` is its index in the save group."""
+    """Return, by tensor, the one part that this rank has: its shard of a DTensor, or the whole tensor.
+
+    `place` is the rank's index in the save group.
+    """
     found: dict[str, TensorShares] = {}
     for item in default_planner.create_default_local_save_plan(dict(tensors), is_coordinator=True).items:
         data = item.tensor_data
@@ -62,7 +65,7 @@ def local_shares(tensors: Mapping[str, Tensor], place: int) -> dict[str, TensorS
 
 
 def encode(brought: Mapping[str, TensorShares]) -> bytes:
-    """Return the description (shares by tensor) as bytes."""
+    """Return the description of which rank has what (shares by tensor name) as bytes."""
     return msgspec.msgpack.encode(brought)
 
 
@@ -72,7 +75,7 @@ def decode(data: bytes) -> dict[str, TensorShares]:
 
 
 def merge(several: Iterable[bytes]) -> bytes:
-    """Return the merged descriptions of several ranks, given in the order of their places."""
+    """Return one encoded description for several of neighbouring ranks, given in the order of their places."""
     whole: dict[str, TensorShares] = {}
     for one in several:
         for name, brought in decode(one).items():
@@ -85,7 +88,7 @@ def merge(several: Iterable[bytes]) -> bytes:
 
 
 def _merged(shares: list[Share], shape: tuple[int, ...]) -> list[Share]:
-    """Return the shares merged as far as possible."""
+    """Return the shares of a tensor of this shape, joined into as few rows and copies as possible."""
     before = 0
     while 1 < len(shares) != before:
         before = len(shares)
@@ -99,9 +102,10 @@ def _merged(shares: list[Share], shape: tuple[int, ...]) -> list[Share]:
 def _merged_neighbours(
     shares: list[Share], end: Callable[[Share], tuple[int, ...]], add: Callable[[Share, Share], bool]
 ) -> list[Share]:
-    """Return the shares, each merged into an earlier one that it continues, if possible.
+    """Return the shares, each joined to an earlier one that it continues, if there is one.
 
-    `end` gives where a share ends and the next may begin, and `add` merges two and returns whether that was possible.
+    `end(share)` gives the offsets at which a following share begins. `add(earlier, share)` extends the earlier one and
+    returns True, or returns False and changes nothing.
     """
     kept: list[Share] = []
     ending: dict[Box, Share] = {}
@@ -147,9 +151,9 @@ def _extend(dim: int, share: Share, other: Share) -> bool:
 
 
 def _split_full_row(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[Share]:
-    """Return the parts of a row that spans the whole dimension, else the row itself.
+    """Return the parts of the share as single shares if its row spans the dimension `dim`, else the share itself.
 
-    Such parts may be followed by others along another dimension.
+    Single parts can be joined to others along another dimension.
     """
     whole = share.count * share.lengths[dim] == shape[dim]
     if share.count == 1 or share.dim != dim or dim == 0 or not whole or share.lengths[0] == shape[0]:
@@ -158,7 +162,7 @@ def _split_full_row(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[
 
 
 def singles(share: Share) -> list[Share]:
-    """Return each part of a row by itself, with its copies."""
+    """Return a share of its own for each part of the row, with the same copies."""
     found = []
     for number in range(share.count):
         begin = share.offsets[share.dim] + number * share.lengths[share.dim] if share.offsets else 0
@@ -169,9 +173,9 @@ def singles(share: Share) -> list[Share]:
 
 
 def separated(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
-    """Return the shares, and for each the ranks that may begin its row.
+    """Return the shares, and for each the places of the ranks that have the first part of its row or of a copy.
 
-    Overlapping shares, as with irregular copies, are divided into their parts, each of which comes once.
+    Shares that overlap are first divided into their parts, each of which is returned once.
     """
     boxes = [(share.offsets, _row_lengths(share)) for share in shares]
     if len(shares) <= _FEW and not any(_overlap(*pair) for pair in combinations(boxes, 2)):
@@ -183,7 +187,7 @@ def separated(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
 
 
 def _first_ranks(share: Share) -> range:
-    """Return the ranks that have the first part of the row or of one of its copies."""
+    """Return the places of the ranks that have the first part of the row or of one of its copies."""
     return range(share.first, share.first + share.copies * max(1, share.copy_stride), max(1, share.copy_stride))
 
 

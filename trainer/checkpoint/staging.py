@@ -20,7 +20,10 @@ class Staging:
         self._reserving: threading.Thread | None = None
 
     def reserve(self, size: int) -> None:
-        """Allocate the memory in the background, as the first touch of a page costs far more than copying into it."""
+        """Start to allocate a buffer of `size` bytes in the background; later calls wait for it.
+
+        It is done ahead, as the first touch of a page costs far more than copying into it.
+        """
         self._await_allocation()
         if self._buffer.numel() < size:
             self._reserving = threading.Thread(target=self._allocate, args=(size,), name="reserve", daemon=True)
@@ -51,7 +54,7 @@ class Staging:
         return bytes_of(self._buffer[:size])
 
     def _allocate(self, size: int) -> None:
-        """Allocate the buffer on whole pages, which writing past the page cache needs."""
+        """Allocate the buffer aligned to whole pages, as O_DIRECT writes need it."""
         # On whole pages, or it could not be written past the page cache.
         raw = torch.empty(size + PAGE_BYTES, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         begin = -raw.data_ptr() % PAGE_BYTES

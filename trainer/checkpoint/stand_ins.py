@@ -1,4 +1,4 @@
-"""Placeholders for parameters that only other ranks have, as in a pipeline, where each rank has its own stage.
+"""Stand-ins (empty tensors) for parameters that only other ranks have, as in a pipeline of several stages.
 
 A stand-in has name, shape and type of the parameter, the memory of a single number, and never a gradient. The model and
 its optimizer look alike on all ranks this way.
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def stand_in(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """Return a placeholder for a parameter that this rank does not have."""
+    """Return the stand-in, on `device`, for a parameter that this rank does not have."""
     nothing = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
     found = nn.Parameter(nothing, requires_grad=parameter.requires_grad)
     found.is_stand_in = True  # type: ignore[attr-defined] # a tensor takes any attribute
@@ -17,5 +17,5 @@ def stand_in(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Return whether the tensor is no placeholder: this rank has its values, or a part of them."""
+    """Return whether the tensor is no stand-in: this rank has its values, or a shard of them."""
     return not getattr(tensor, "is_stand_in", False)

@@ -29,7 +29,7 @@ _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, n
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the type's name in a manifest. Raises TrainerError if such tensors cannot be saved."""
+    """Return the name of a torch dtype in a manifest. Raises TrainerError if such tensors cannot be saved."""
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise TrainerError(f"checkpoint: a tensor of type {name} cannot be saved")
@@ -37,7 +37,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return torch's type of this name."""
+    """Return the torch dtype of this name in a manifest."""
     dtype: torch.dtype = _DTYPES[name]
     return dtype
 
@@ -48,12 +48,18 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def to_json(value: Any, where: str, tensors: dict[str, Tensor]) -> bytes:
-    """Return the value as JSON; large and sharded tensors go into `tensors`, named by their place under `where`."""
+    """Return the value as JSON; large and sharded tensors are added to `tensors` and only referred to.
+
+    `where` is the name of the document: it begins the tensors' names, which continue with the path to each.
+    """
     return json.dumps(_encode(value, where, tensors), separators=(",", ":"), allow_nan=False).encode()
 
 
 def from_json(data: bytes, tensor: Callable[[str], Tensor]) -> Any:
-    """Return the value that `to_json` wrote; `tensor` returns a tensor by name. Raises CheckpointDamaged."""
+    """Return the value that `to_json` wrote. Raises CheckpointDamaged.
+
+    `tensor` is called with the name of each tensor that the JSON refers to, and returns it.
+    """
     try:
         return _decode(json.loads(data), tensor)
     except _NOT_OURS as error:
@@ -68,7 +74,8 @@ def tensor_of(encoded: dict[str, Any]) -> str | None:
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     """Return the value as plain JSON values; types that JSON lacks become objects with a tag.
 
-    Raises TrainerError for other types, with `where` as their place. Large tensors are added to `tensors`.
+    `where` is the value's path. Large tensors are added to `tensors` under it. Raises TrainerError, with the path, for
+    types that cannot be saved.
     """
     kind = type(value)
     if value is None or kind in (bool, str):
@@ -116,7 +123,10 @@ def _tagged(tag: str, value: Any) -> dict[str, Any]:
 
 
 def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return a small tensor inline, or a reference to a large or sharded one, which is added to `tensors`."""
+    """Return a small tensor inline, or a reference to a large or sharded one, which is added to `tensors`.
+
+    `where` is its path in the state, and becomes its name.
+    """
     if value.layout is not torch.strided:
         raise TrainerError(f"checkpoint: {where}: a tensor of layout {value.layout} cannot be saved")
     tensor = value.detach().resolve_conj().resolve_neg()
@@ -156,7 +166,7 @@ def _moment(value: dt.datetime, where: str) -> str:
 
 
 def _encode_array(array: np.ndarray[Any, Any]) -> list[Any]:
-    """Return type, shape and data of a NumPy array. Raises TrainerError for object and record arrays."""
+    """Return [type, shape, data] of a NumPy array. Raises TrainerError for object and record arrays."""
     if array.dtype.hasobject or array.dtype.names is not None:
         raise TrainerError(f"checkpoint: a NumPy array of {array.dtype} cannot be saved")
     return [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]
@@ -223,7 +233,7 @@ def _decode_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _named_tuple(module: str, name: str, fields: list[str]) -> type[tuple[Any, ...]]:
-    """Return the class of a named tuple, or a new one with the same fields if its module is not loaded.
+    """Return the class of a named tuple; if its module is not loaded, a new class with the same fields.
 
     No module is imported and no code of the class runs.
     """
