@@ -18,7 +18,7 @@ _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A committed checkpoint: its kind, step and folder; its contents have not been read."""
+    """A committed checkpoint: its kind ("step" or "best"), step and folder; its contents have not been read."""
 
     kind: Kind
     step: int
@@ -44,7 +44,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def set_aside(folder: Path) -> list[Path]:
-    """Return the folders of damaged checkpoints that were renamed, by this start or an earlier one."""
+    """Return the folders of damaged checkpoints that were renamed, so that they are not loaded."""
     return sorted(folder / name for name in names_in(folder) if is_bad(name))
 
 
@@ -79,7 +79,7 @@ def missing(path: Path, manifest: Manifest) -> list[str]:
 def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> None:
     """Raise CheckpointDamaged unless the folder holds exactly the manifest and its files, with the right sizes.
 
-    Files in `away` are on other disks.
+    Files in `away` are on other disks and must not be in the folder.
     """
     wanted = {file.name for file in manifest.files if file.name not in away} | {MANIFEST}
     found = set(names_in(path))
@@ -98,8 +98,8 @@ def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> N
 def verify(entry: Entry, *, partial: bool = False, after_file: Callable[[], None] = lambda: None) -> Manifest:
     """Compare every byte of every file with the manifest, and return the manifest.
 
-    With `partial`, files that this disk lacks are left out. `after_file` is called after each file. Raises
-    CheckpointDamaged.
+    With `partial`, files that this disk lacks are left out; otherwise they raise CheckpointPartial. `after_file` is
+    called after each file. Raises CheckpointDamaged.
     """
     manifest = read_manifest(entry, partial=partial)
     with _removal_reported(entry):

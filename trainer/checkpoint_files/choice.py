@@ -15,8 +15,8 @@ _Found = TypeVar("_Found")
 def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> list[Entry]:
     """Return the checkpoints that may be loaded, newest first.
 
-    `folder` holds checkpoints, is one itself (then only that one), or is FOLDER/best. `step` keeps only that step. With
-    `best` only the best ones are returned; without, they are returned only if there is no other.
+    `folder` holds checkpoints, is one itself (then only that one), or is FOLDER/best. A `step` keeps only those of that
+    step. With `best` only best ones are returned; without, best ones only if there is no other.
     """
     folder, best = named_best(folder, best=best)
     parsed = parse_folder_name(folder.name)
@@ -29,9 +29,10 @@ def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> 
 
 
 def named_best(folder: Path, *, best: bool = False) -> tuple[Path, bool]:
-    """Return the folder of checkpoints, and whether the best one is to be loaded.
+    """Return the folder of checkpoints that `folder` names, and whether the best one is to be loaded.
 
-    `checkpoints/best` means the best one in `checkpoints`, unless there is a folder of that name.
+    It is if `best` is set, or if `folder` is `checkpoints/best`, which means the best one in `checkpoints` unless there
+    is a folder of that name.
     """
     return (folder.parent, True) if folder.name == BEST and not folder.exists() else (folder, best)
 

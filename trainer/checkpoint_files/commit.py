@@ -34,9 +34,10 @@ from trainer.errors import CheckpointDamaged
 
 
 def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> FencingToken:
-    """Claim the folder for this start and make every save that another start has begun fail.
+    """Claim the folder for the run's processes of this attempt and generation, so that saves of all others fail.
 
-    Returns the fencing token for the calls below. Raises Fenced if a newer start owns the folder.
+    A generation is one launch of the ranks in an attempt. Returns the fencing token for the calls below. Raises Fenced
+    if newer processes of the run own the folder.
     """
     token = fence.take_token(folder, attempt, generation)
     for name in os.listdir(folder):
@@ -48,7 +49,10 @@ def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> 
 
 
 def begin(folder: Path, step: int, token: FencingToken, run_dir: Path | None = None) -> Path:
-    """Make a draft folder for the checkpoint of `step`, and return it. Raises Fenced."""
+    """Make a draft folder for the checkpoint of `step`, and return it.
+
+    Raises Fenced if `token` is no longer the newest, in `folder` or in the folder of the run (`run_dir`).
+    """
     draft = folder / draft_name(step, token.attempt, new_nonce())
     _begin(draft, token, run_dir)
     return draft
@@ -57,7 +61,7 @@ def begin(folder: Path, step: int, token: FencingToken, run_dir: Path | None = N
 def enter(draft: Path) -> None:
     """Make a draft folder on this disk with the name that rank 0 chose on another disk, unless it exists.
 
-    The rank that acts for the disk checks the fence after that.
+    It is called on the rank that acts for the disk, which checks the fence afterwards.
     """
     with contextlib.suppress(FileExistsError):
         draft.mkdir(mode=0o700)
@@ -132,7 +136,10 @@ def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | N
 
 
 def set_aside_partial(entry: Entry, token: FencingToken, run_dir: Path | None = None) -> None:
-    """Rename an incomplete checkpoint, so that its step can be saved again. Raises Fenced, OSError."""
+    """Rename an incomplete checkpoint, so that its step can be saved again. Raises Fenced, OSError.
+
+    `run_dir` is the run's folder, whose fence is checked too.
+    """
     if os.path.lexists(entry.path):
         fence.check(entry.path.parent, token, run_dir)
         set_aside(entry)
@@ -154,7 +161,10 @@ def publish_best(
 def place_best(
     source: Entry, token: FencingToken, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
 ) -> list[Path]:
-    """Make a checkpoint the best one, as `publish_best`, but return the previous best ones instead of removing them."""
+    """Make a checkpoint the best one, as `publish_best` does, but without removing the previous best ones.
+
+    Returns these, for `remove`. `info` is added to the manifest.
+    """
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)
     away = missing(source.path, manifest)
@@ -179,7 +189,7 @@ def place_best(
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove checkpoints: rename them durably first, so that none is half deleted, then delete their bytes."""
+    """Remove the checkpoints in these folders: rename all durably first, so that none is half deleted, then delete."""
     folders = set()
     for path in paths:
         discard(path)
@@ -217,7 +227,7 @@ def empty_trash(folder: Path) -> None:
 
 
 def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
-    """Make the draft folder, then check the fence; if that fails, remove the folder and raise Fenced."""
+    """Make the draft folder, then check that `token` is still the newest; else remove the folder and raise Fenced."""
     draft.mkdir(mode=0o700)
     with _discarding_on_error(draft, token, run_dir):
         draft.chmod(0o700)  # whatever the umask
@@ -257,9 +267,9 @@ def _link_or_copy(source: Path, draft: Path, file: FileEntry) -> None:
 
 @contextlib.contextmanager
 def _discarding_on_error(draft: Path, token: FencingToken, run_dir: Path | None) -> Iterator[None]:
-    """Remove the draft after an error, so that the next one has space.
+    """Remove the draft if the context raises, so that the next draft has space.
 
-    Raises Fenced in place of the error if a newer start has removed the draft.
+    Raises Fenced in place of the error if newer processes of the run have removed the draft.
     """
     try:
         yield

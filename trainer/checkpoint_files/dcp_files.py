@@ -25,10 +25,7 @@ def write_dcp(folder: Path, weights: Weights) -> None:
 
 
 class _FromHere:
-    """The rest of a file from the current position, as a file of its own.
-
-    A zip archive in the middle of a file needs offsets from its own start.
-    """
+    """A view of a file from its current position on, as a file of its own, for zip archives in its middle."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._begin = file, file.tell()
@@ -44,7 +41,10 @@ class _FromHere:
 
 
 def _metadata(weights: Weights, places: dict[str, tuple[int, int]]) -> bytes:
-    """Return the pickled metadata: all tensors, and the positions (offset, size) of their bytes."""
+    """Return the pickled metadata: all tensors, and where the bytes of each are.
+
+    `places` gives (offset, size) by name.
+    """
     named = {**{name: name for name in weights.tensors}, **weights.tied}
     tensors = ((pickled.text(alias), _described(weights.tensors[name])) for alias, name in named.items())
     paths = ((pickled.text(alias), pickled.row(pickled.text(alias))) for alias in named)

@@ -88,7 +88,7 @@ class _Opened:
             read_exactly(self._files[file], view, at)
 
     def document(self, name: str) -> Any:
-        """Return the parsed JSON document, or _NO_PLACE if there is none."""
+        """Return the parsed JSON document of this name, or _NO_PLACE if the checkpoint has none."""
         tree = self.manifest.trees.get(name)
         if tree is None:
             return _NO_PLACE
@@ -101,7 +101,7 @@ class _Opened:
 
 
 def _of_tensor(name: str, here: _Opened, there: _Opened) -> OtherTensor | None:
-    """Return how a tensor differs between the two checkpoints, or None if it is equal."""
+    """Return the first difference of tensor `name` between the two checkpoints, or None if it is equal."""
     one, other = here.manifest.tensors.get(name), there.manifest.tensors.get(name)
     if one is None or other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
         return OtherTensor(name, (), _described(one), _described(other))
@@ -114,7 +114,7 @@ def _of_tensor(name: str, here: _Opened, there: _Opened) -> OtherTensor | None:
 
 
 def _first_in(name: str, entry: TensorEntry, mine: bytes, theirs: bytes, before: int) -> OtherTensor:
-    """Return the first difference of two pieces of tensor `name`, which begin `before` bytes into it."""
+    """Return the first difference of two different pieces of tensor `name`, each `before` bytes from its beginning."""
     item = ITEM_BYTES[entry.dtype]
     at = next(at for at in range(0, len(mine), item) if mine[at : at + item] != theirs[at : at + item])
     values = (_value(data[at : at + item], entry.dtype) for data in (mine, theirs))

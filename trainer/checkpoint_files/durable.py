@@ -25,7 +25,7 @@ _BAD_DISK = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Size and digest of a file that is on disk."""
+    """Size and digest (XXH3) of a file that is on disk."""
 
     size: int
     digest: str
@@ -111,7 +111,7 @@ def open_to_read(path: Path) -> int:
 
 
 def read_into(path: Path, size: int, digest: str, places: Iterable[tuple[int, memoryview]]) -> None:
-    """Read a file once, fill `places` from it, and compare its size and digest.
+    """Read a file once, fill `places` from it, and compare it with `size` and `digest`.
 
     Each place is an offset with the memory to fill, in the order of the file; the next one is asked for when the one
     before is full. Raises CheckpointDamaged, and then the memory has undefined contents.
@@ -132,7 +132,7 @@ def read_into(path: Path, size: int, digest: str, places: Iterable[tuple[int, me
 
 
 def hash_file(path: Path, size: int, digest: str) -> None:
-    """Read every byte of a file and compare size and digest. Raises CheckpointDamaged."""
+    """Read every byte of a file and compare it with `size` and `digest`. Raises CheckpointDamaged."""
     read_into(path, size, digest, ())
 
 
@@ -190,7 +190,10 @@ def read_exactly(fd: int, view: memoryview, at: int) -> memoryview:
 
 @contextlib.contextmanager
 def unreadable_is_damaged(path: Path) -> Iterator[None]:
-    """Raise CheckpointDamaged for read errors of the disk in this context, so that an older checkpoint is tried."""
+    """Raise CheckpointDamaged in place of read errors of a bad disk in this context.
+
+    Callers then try an older checkpoint.
+    """
     try:
         yield
     except OSError as error:

@@ -32,7 +32,7 @@ _OURS = re.compile(
 
 
 class Form(Enum):
-    """A format that can be written; the value lists the endings of the target's name."""
+    """A format that can be written; the value lists the endings of the target's name, "" for none."""
 
     SAFETENSORS = (".safetensors",)
     TORCH = (".pt", ".pth")
@@ -49,9 +49,9 @@ class Form(Enum):
 class Shape:
     """The options of an export.
 
-    `dtype`: the type of floating-point tensors (None: as saved). `model`: the one of several to export.
-    `most_bytes_per_file` applies to a folder (None: 5 GB). `averaged`: export averages of weights (EMA) if there are
-    any.
+    `dtype`: the type of floating-point tensors (None: as saved). `model`: the name of the one to export, if the
+    checkpoint has several. `most_bytes_per_file` applies to a folder (None: 5 GB). `overwrite`: an existing target is
+    replaced. `averaged`: averages of weights (EMA) are exported if there are any.
     """
 
     dtype: str | None = None  # what floating-point tensors become; None: as they were saved
@@ -63,7 +63,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A description of the export that was written; `info` has the values that were saved in the manifest."""
+    """A description of the export at `target`, of the checkpoint of this kind and step.
+
+    `tensors` is how many were written, `dtypes` their types, and `info` has the values that were saved in the manifest.
+    """
 
     target: Path
     kind: Kind
@@ -135,7 +138,10 @@ def export_entry(entry: Entry, target: Path, shape: Shape, notes: Mapping[str, s
 
 
 def _write(form: Form, draft: Path, weights: Weights, notes: Mapping[str, str], most_bytes: int) -> None:
-    """Write the weights into the draft in this format; `notes` go into the metadata of safetensors."""
+    """Write the weights into the draft in this format.
+
+    `notes` go into the metadata of safetensors; a folder's files have at most `most_bytes` each.
+    """
     match form:
         case Form.SAFETENSORS:
             with draft.open("xb") as file:
@@ -154,7 +160,10 @@ def _write(form: Form, draft: Path, weights: Weights, notes: Mapping[str, str], 
 
 
 def _write_folder(folder: Path, weights: Weights, notes: Mapping[str, str], most_bytes: int) -> None:
-    """Write a Hugging Face folder: one or more safetensors files, and their index."""
+    """Write a Hugging Face folder: safetensors files of at most `most_bytes` each, and an index if there are several.
+
+    `notes` go into their metadata.
+    """
     parts = split(weights.tensors.values(), most_bytes)
     one = ["model.safetensors"]
     several = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]

@@ -1,7 +1,8 @@
-"""Decide which start of a run may write checkpoints, by a fencing token in the file FENCE; older starts are refused.
+"""Decide which launch of a run's processes (start) may write checkpoints, by a fencing token in the file FENCE.
 
-A start takes a token and then renames all drafts of others away: a commit that is under way elsewhere was either
-published before, and counts, or its rename finds nothing. A draft that is made later meets the new token.
+Older starts are refused. A start takes a token and then renames all drafts of others away: a commit that is under way
+elsewhere was either published before, and counts, or its rename finds nothing. A draft that is made later meets the new
+token.
 """
 
 import contextlib
@@ -26,7 +27,8 @@ _LOCK_LIMIT_S = 30.0
 class FencingToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fencing token of one start; that of a later start is greater in (attempt, generation, count).
 
-    A generation is one start of the ranks in an attempt of the run.
+    The generation numbers the launches of the ranks in an attempt of the run, `count` the tokens taken in the folder,
+    and `nonce` is random.
     """
 
     attempt: int
@@ -41,10 +43,10 @@ _decoder = msgspec.json.Decoder(FencingToken)
 def take_token(
     folder: Path, attempt: int | None = None, generation: int = 0, *, lock_limit_s: float = _LOCK_LIMIT_S
 ) -> FencingToken:
-    """Take a new token for this start and return it.
+    """Take a new token for this start and return it; older tokens are then refused.
 
     Raises Fenced if a newer attempt or generation has one, and TrainerError if another process has held the lock for
-    `lock_limit_s`. Without an attempt number (outside of launch) the last start is the newest.
+    `lock_limit_s`. Without an attempt number (outside of launch) whichever start comes last is the newest.
     """
     with _locked(folder, lock_limit_s):
         before = _set_aside_if_damaged(folder)
@@ -66,7 +68,10 @@ def take_token(
 
 
 def check(folder: Path, token: FencingToken, run_dir: Path | None = None) -> None:
-    """Raise Fenced if a newer start has taken a token, or the run's own fence names a newer attempt."""
+    """Raise Fenced if a newer start has taken a token in `folder`.
+
+    With `run_dir`, the run's folder, Fenced is raised also if launch's fence there names a newer attempt.
+    """
     newest = read_token(folder)
     if newest != token:
         by = f"attempt {newest.attempt}, generation {newest.generation}" if newest else "another start"
@@ -86,7 +91,7 @@ def read_token(folder: Path) -> FencingToken | None:
 
 
 def _set_aside_if_damaged(folder: Path) -> FencingToken | None:
-    """Return the newest token, or None if there is none; rename a damaged file, so that a new one can be written."""
+    """Return the newest token, or None if there is none or the file was damaged and has been renamed."""
     try:
         return read_token(folder)
     except CheckpointDamaged:

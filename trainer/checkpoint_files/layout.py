@@ -35,12 +35,15 @@ def parse_folder_name(name: str) -> tuple[Kind, int] | None:
 
 
 def draft_name(step: int, attempt: int, nonce: str) -> str:
-    """Return the name of the folder of a checkpoint that is being written."""
+    """Return the name of the folder of a checkpoint that is being written, of this attempt of the run.
+
+    `nonce` is random and makes it unique.
+    """
     return f"{_DRAFT}{step}-a{attempt}-{nonce}"
 
 
 def copy_name(name: str) -> str:
-    """Return a draft's name for a file or folder that is being copied, which differs from those of saves."""
+    """Return the name of a draft in which the file or folder `name` is being copied, distinct from drafts of saves."""
     return f"{_DRAFT}copy-{_shortened(name)}-{new_nonce()}"
 
 

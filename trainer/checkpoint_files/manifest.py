@@ -96,9 +96,9 @@ class TreeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a checkpoint consists of.
 
-    `nonce` identifies the save. `ranks` are those whose state is in a snapshot of one node (None: all ranks). `apart`:
-    the files are on several disks. `finite`: each weight is a number. `saved_unix_s` is for people; order is by step.
-    `info` has values such as the loss.
+    `nonce` is the save's random name. `trees` are JSON documents by name. `ranks` are those whose state is in a
+    snapshot of one node (None: all ranks). `apart`: the files are on several disks. `finite`: each weight is a number.
+    `attempt` is that of the run. `saved_unix_s` is for people; order is by step. `info` has values such as the loss.
     """
 
     step: Step
@@ -150,7 +150,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def chunk_bytes(entry: TensorEntry, chunk: Chunk) -> int:
-    """Return the size of one part in bytes."""
+    """Return the size in bytes of one part (`chunk`) of the tensor `entry`; all parts of a row have that size."""
     return math.prod(chunk.lengths) * ITEM_BYTES[entry.dtype]
 
 
@@ -160,7 +160,7 @@ def _digest(body: bytes) -> bytes:
 
 
 def _problems(manifest: Manifest) -> Iterable[str]:
-    """Yield each inconsistency in a manifest as text."""
+    """Yield as text each inconsistency in a manifest, such as parts that overlap or lie outside their file."""
     names = [file.name for file in manifest.files]
     if len(set(names)) != len(names) or not all(is_data_name(name) for name in names):
         yield f"expected one file per rank, got {names[:5]}"

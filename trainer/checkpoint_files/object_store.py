@@ -96,9 +96,9 @@ class ObjectStore:
         return found
 
     def saves(self) -> list[Held]:
-        """Return the saves that have an undamaged manifest, oldest first.
+        """Return the saves in the store that have an undamaged manifest, oldest first, with the files that are there.
 
-        File sizes are compared, their bytes are not.
+        Files are checked by their sizes; their bytes are not read.
         """
         found = [held for name in self.folders() if (held := self._held(name)) is not None]
         return sorted(found, key=lambda held: (held.step, held.attempt, held.saved_unix_s))
@@ -190,7 +190,7 @@ class ObjectStore:
             draft.rmdir()
 
     def _held(self, name: str) -> Held | None:
-        """Return the save in the folder `name`, or None if it has no manifest yet or a damaged one."""
+        """Return the save in the folder `name` with the files that are there; None without an undamaged manifest."""
         sizes = self.sizes(name)
         if MANIFEST not in sizes:
             return None
@@ -227,7 +227,10 @@ class ObjectStore:
 
 
 def _held_in(folder: Path, held: Held) -> Held | None:
-    """Return which files of the save `folder` has as a committed checkpoint, or None if it has none."""
+    """Return which files of the save `held` are in `folder`, a local folder of checkpoints.
+
+    Returns None if it has no committed checkpoint of that save.
+    """
     found = (one for one in partial.inventory(folder) if one.digest == held.digest and one.committed)
     return next(found, None)
 

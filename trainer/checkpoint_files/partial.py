@@ -35,8 +35,8 @@ from trainer.errors import CheckpointDamaged
 class Held:
     """One checkpoint as one disk has it: `present` and `missing` name its files there.
 
-    `nonce` identifies the save, `digest` its manifest. `committed` is False for a prepared draft, which counts only if
-    another disk has committed it.
+    `nonce` is the save's random name, `attempt` that of the run, `folder` the name of its folder, and `digest` that of
+    its manifest. `committed` is False for a prepared draft, which counts only if another disk has committed it.
     """
 
     step: int
@@ -85,10 +85,10 @@ def inventory(folder: Path) -> list[Held]:
 
 @dataclass(slots=True)
 class SaveOnDisks:
-    """One committed checkpoint, and which of several disks have its manifest and each of its files.
+    """One committed checkpoint, and which of several numbered disks have its manifest and each of its files.
 
-    `holders` gives by file name the numbers of the disks that have the file; `whole` says whether each file is on some
-    disk.
+    `held` describes it on one of them, `with_manifest` are the disks with its manifest, and `holders` gives by file
+    name the disks that have the file.
     """
 
     held: Held  # as a disk has it that has committed it
@@ -102,7 +102,7 @@ class SaveOnDisks:
 
 
 def order(held: Held) -> tuple[int, int, float, str]:
-    """Return the sort key of a save; of two saves of one step that of the later attempt is newer."""
+    """Return the key by which saves are sorted, oldest first: by step, then attempt, then time."""
     return held.step, held.attempt, held.saved_unix_s, held.digest
 
 
@@ -172,7 +172,7 @@ def receive(
 
 
 def promote(folder: Path, step: int, nonce: str) -> None:
-    """Commit a prepared draft that another disk has committed; calling it again does nothing.
+    """Commit a prepared draft of this save that another disk has committed; calling it again does nothing.
 
     Raises FileNotFoundError if there is no such draft, and FileExistsError if another checkpoint of this step is here.
     """
@@ -254,7 +254,7 @@ def _has(final: Path, data: bytes) -> bool:
 
 
 def _at_most(file: FileEntry, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Yield the chunks. Raises CheckpointDamaged once they exceed the file's size, before they fill the disk."""
+    """Yield the chunks. Raises CheckpointDamaged once they exceed the size of `file`, before they fill the disk."""
     left = file.size
     for chunk in chunks:
         left -= memoryview(chunk).nbytes

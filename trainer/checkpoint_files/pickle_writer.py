@@ -15,32 +15,32 @@ def name_of(module: str, name: str) -> bytes:
 
 
 def row(*parts: bytes) -> bytes:
-    """Return the opcodes of a tuple of these parts."""
+    """Return the opcodes of a tuple, whose items are given by their opcodes."""
     return b"(" + b"".join(parts) + b"t"
 
 
 def sequence(parts: Iterable[bytes]) -> bytes:
-    """Return the opcodes of a list."""
+    """Return the opcodes of a list, whose items are given by their opcodes."""
     return b"](" + b"".join(parts) + b"e"
 
 
 def table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the opcodes of a dict."""
+    """Return the opcodes of a dict, whose keys and values are given by their opcodes."""
     return b"}(" + b"".join(key + value for key, value in items) + b"u"
 
 
 def called(what: bytes, *arguments: bytes) -> bytes:
-    """Return the opcodes of a call of the function `what` with these arguments."""
+    """Return the opcodes of a call; the function `what` and its arguments are given by their opcodes."""
     return what + row(*arguments) + b"R"
 
 
 def made(kind: bytes, state: bytes) -> bytes:
-    """Return the opcodes of an object that is made without a call and then gets `state`."""
+    """Return the opcodes of an object of the class `kind` that is made without a call and then gets `state`."""
     return kind + b")\x81" + state + b"b"
 
 
 def record(kind: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """Return the opcodes of an object whose state is a dict of fields."""
+    """Return the opcodes of an object of the class `kind` whose state is a dict of these fields."""
     return made(kind, table((text(name), value) for name, value in fields.items()))
 
 

@@ -31,10 +31,10 @@ def expired(
 ) -> list[int]:
     """Return the steps to delete: those older than the `keep` newest good ones.
 
-    Good steps were verified when loaded or hashed when written; those of an earlier start do not count until then.
-    While there are fewer than `keep` good ones, `keep` others that are older stay as well, or a run that is cut short
-    again and again would fill its disk. Steps in `spared` are never deleted. Steps in `spoilt` have weights that are
-    not finite: they do not count as good, and the `keep` newest of them stay.
+    Good steps were verified when loaded or hashed when written by these processes; those of earlier ones do not count
+    until then. While there are fewer than `keep` good ones, `keep` others that are older stay as well, or a run that is
+    cut short again and again would fill its disk. Steps in `spared` are never deleted. Steps in `spoilt` have weights
+    that are not finite: they do not count as good, and the `keep` newest of them stay.
     """
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, got {keep}")
@@ -61,14 +61,17 @@ def spared(disks: Sequence[Stock]) -> set[int]:
 
 
 def safest(disks: Sequence[Stock]) -> int | None:
-    """Return the newest step that survives the loss of any one disk, or None."""
+    """Return the newest step of which each file is on two disks or more, so that it survives the loss of one; or None.
+
+    `disks` gives each disk's files by save.
+    """
     return max((step for step, count in _copies(disks).items() if count > 1), default=None)
 
 
 def _copies(disks: Sequence[Stock]) -> dict[int, int]:
     """Return for each step on how many disks its rarest file is; 0 if a file is on no disk.
 
-    Of several saves of one step, the one with most copies counts.
+    `disks` gives each disk's files by save. If a step has several saves, the one with most copies counts.
     """
     of_save: dict[Save, list[Parts]] = {}
     for stock in disks:

@@ -32,7 +32,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # of an archive: the same weights are the same b
 def write_safetensors(
     file: IO[bytes], weights: Weights, notes: Mapping[str, str], names: Iterable[str] | None = None
 ) -> None:
-    """Write the tensors, or those in `names`, with `notes` in the metadata.
+    """Write a safetensors file with all tensors, or only those in `names`, and with `notes` in its metadata.
 
     Raises TrainerError for a type that the format does not have.
     """
@@ -62,7 +62,7 @@ def _header(ordered: Iterable[Weight], notes: Mapping[str, str]) -> bytes:
 
 
 def split(tensors: Iterable[Weight], most_bytes: int) -> list[list[str]]:
-    """Return the names in groups, one for each file, of at most `most_bytes` each.
+    """Return the tensors' names in groups, one for each file, of at most `most_bytes` each.
 
     A larger tensor has a file of its own.
     """
@@ -78,7 +78,10 @@ def split(tensors: Iterable[Weight], most_bytes: int) -> list[list[str]]:
 
 
 def index(files: Mapping[str, Sequence[str]], weights: Weights) -> bytes:
-    """Return the JSON index of several safetensors files, as transformers reads it; `files` lists their tensors."""
+    """Return the JSON index of several safetensors files, as transformers reads it.
+
+    `files` lists the tensors in each file.
+    """
     size = sum(one.size for one in weights.tensors.values())
     homes = {tensor: file for file, names in files.items() for tensor in names}
     opcodes = {"metadata": {"total_size": size}, "weight_map": dict(sorted(homes.items()))}
@@ -99,12 +102,16 @@ def write_torch(file: IO[bytes], weights: Weights, *, zip64_from: int = _ZIP64_F
 
 
 def write_torch_tensor(file: IO[bytes], weights: Weights, name: str) -> None:
-    """Write a file with a single tensor, as torch.save does."""
+    """Write a file with the single tensor `name`, as torch.save does."""
     _write_archive(file, _tensor(weights.tensors[name], "0"), weights, {name: "0"}, _ZIP64_FROM)
 
 
 def _write_archive(file: IO[bytes], opcodes: bytes, weights: Weights, keys: Mapping[str, str], zip64_from: int) -> None:
-    """Write the zip archive of torch.save: the pickle, and the bytes of each tensor."""
+    """Write the zip archive of torch.save: the pickle (`opcodes`), and the bytes of each tensor.
+
+    `keys` gives the name in the archive of each tensor. Entries of at least `zip64_from` bytes are declared in zip's
+    format for large sizes.
+    """
     opcodes = pickled.PROTOCOL + opcodes + pickled.STOP
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         put = partial(_put, archive, zip64_from)
@@ -117,7 +124,7 @@ def _write_archive(file: IO[bytes], opcodes: bytes, weights: Weights, keys: Mapp
 
 
 def _put(archive: zipfile.ZipFile, zip64_from: int, name: str, pieces: Iterable[bytes], size: int) -> None:
-    """Write an entry of a zip archive so that its bytes begin at a multiple of 64 and can be memory-mapped.
+    """Write the entry `name`, of `size` bytes, so that its bytes begin at a multiple of 64 and can be memory-mapped.
 
     From `zip64_from` bytes on it is declared in zip's format for sizes of more than 4 GB.
     """

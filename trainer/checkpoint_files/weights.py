@@ -130,7 +130,7 @@ def averaged(manifest: Manifest) -> Manifest:
 def entries_of(manifest: Manifest, model: str | None = None) -> dict[str, TensorEntry]:
     """Return a model's tensors by their names in it. Raises TrainerError if it is unclear which model is meant.
 
-    `model` is needed if the checkpoint has several.
+    `model` is its name, and is needed if the checkpoint has several.
     """
     kept = {
         name.removeprefix(_OF_MODEL): entry for name, entry in manifest.tensors.items() if name.startswith(_OF_MODEL)
@@ -187,15 +187,16 @@ def places(entry: TensorEntry) -> Iterator[Place]:
 
 
 def _places(entry: TensorEntry) -> Iterator[Place]:
-    """Return the ranges of the tensor's bytes, in the order of its elements and not joined."""
+    """Yield the ranges of the tensor's bytes, in the order of its elements and not joined."""
     parts = [(chunk, chunk.at) for chunk in entry.chunks if 0 not in chunk.lengths]
     return _ranges_of_block(parts, 0, entry.shape, ITEM_BYTES[entry.dtype]) if parts else iter(())
 
 
 def _ranges_of_block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequence[int], item: int) -> Iterator[Place]:
-    """Yield the ranges of the tensor below some indexes of the dimensions before `dim`.
+    """Yield the ranges of the tensor below some indexes of the dimensions before `dim`, in order.
 
-    Each part comes with the offset in its file where that block begins; `item` is the size of an element.
+    `parts` are the saved parts that cover it, each with the offset in its file where the block begins. `item` is the
+    size of an element in bytes.
     """
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim:]) == tuple(shape[dim:]):
@@ -214,7 +215,10 @@ def _ranges_of_block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequen
 def _ranges_of_rows(
     parts: Sequence[tuple[Chunk, int]], dim: int, rows: int, shape: Sequence[int], item: int
 ) -> Iterator[Place]:
-    """Yield the ranges of `rows` indexes along `dim` that lie in the same parts."""
+    """Yield the ranges of `rows` successive indexes along `dim`, which all lie in the same saved parts.
+
+    Each part comes with the offset in its file where the rows begin. `item` is the size of an element in bytes.
+    """
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim + 1 :]) == tuple(shape[dim + 1 :]):
         yield Place(chunk.file, at, rows * _row(chunk, dim, item))
@@ -224,5 +228,5 @@ def _ranges_of_rows(
 
 
 def _row(chunk: Chunk, dim: int, item: int) -> int:
-    """Return the bytes that one index of `dim` spans in this chunk."""
+    """Return how many bytes one index of dimension `dim` spans in this chunk; an element has `item` bytes."""
     return math.prod(chunk.lengths[dim + 1 :]) * item
