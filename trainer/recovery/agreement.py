@@ -22,10 +22,10 @@ from trainer.checkpoint_files.complete_steps import whole
 class RankReport:
     """The report of one rank when the ranks meet again: the step of its weights, its shard, and its saved states.
 
-    `start` names the start of the training that these are of. `step` is None if the rank is new or in the middle of an
-    update. `state_steps` are the steps whose own state it has saved, `copy_steps` those whose state it keeps for a rank
-    on the next node. `shard` is its part of the parameters (None: all). `old_place` is its rank and the number of ranks
-    when its states were saved (None: it has none).
+    `start` names the launch of the ranks (attempt and generation) in which its states were saved. `step` is None if the
+    rank is new or in the middle of an update. `state_steps` are the steps whose own state it has saved, `copy_steps`
+    those whose state it keeps for a rank on the next node. `shard` is the number of its part of the parameters (None:
+    all). `old_place` is its rank and the number of ranks when its states were saved (None: it has none).
     """
 
     start: str  # the start of the training that its states and weights are of
@@ -61,9 +61,9 @@ def holder_of(rank: int, ranks_per_node: int) -> int | None:
 
 
 def agree(reports: Sequence[RankReport], ranks_per_node: int | None = None) -> Agreement | str:
-    """Return the agreement, or, as text, why exact continuation is impossible.
+    """Return the agreement, computed alike on all ranks, or, as text, why exact continuation is impossible.
 
-    Without `ranks_per_node` all ranks are on one node.
+    `reports` are those of all ranks, in their order. Without `ranks_per_node` all ranks are on one node.
     """
     if any(one.old_place is not None and one.old_place != (rank, len(reports)) for rank, one in enumerate(reports)):
         return _agree_resized(reports, ranks_per_node or len(reports))
@@ -88,7 +88,7 @@ def agree(reports: Sequence[RankReport], ranks_per_node: int | None = None) -> A
 
 
 def _agree_resized(reports: Sequence[RankReport], ranks_per_node: int) -> Agreement | str:
-    """Return the agreement, or why there is none, if the ranks are not the ones that did the last step."""
+    """Return the agreement, or as text why there is none, if the number of ranks has changed since the last step."""
     before = {(one.old_place[1], one.start) for one in reports if one.old_place is not None}
     if len(before) > 1:
         return "some ranks had not met the others when one more was lost"
@@ -109,7 +109,7 @@ def _agree_resized(reports: Sequence[RankReport], ranks_per_node: int) -> Agreem
 
 
 def _newest(reports: Sequence[RankReport]) -> Agreement | str:
-    """Return the newest step of which every shard is on some rank, with who sends to whom, or why there is none."""
+    """Return the agreement on the newest step of which every shard is on some rank, or as text why there is none."""
     parts: list[Mapping[int | None, Sequence[int]]] = [
         {one.shard: () if one.step is None else (one.step,)} for one in reports
     ]
@@ -128,7 +128,7 @@ def _newest(reports: Sequence[RankReport]) -> Agreement | str:
 
 
 def _why_no_step(reports: Sequence[RankReport]) -> str:
-    """Return why the shards that are left do not make up a step."""
+    """Return as text why there is no step of which the surviving ranks have every shard."""
     steps = {one.step for one in reports if one.step is not None}
     shards = {one.shard for one in reports if one.shard is not None}
     lost = shards - {one.shard for one in reports if one.step is not None}

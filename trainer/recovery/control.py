@@ -19,7 +19,7 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class RejoinMessage(msgspec.Struct, frozen=True):
-    """The message from launch that gives this process its rank in a new generation, that is a new set of ranks.
+    """The message from launch that gives this process its rank in a new generation: a new set of connected ranks.
 
     `log` is the path of the log to write from now on, in place of `log_before`; `environment` has the rank's variables.
     """
@@ -34,7 +34,10 @@ _decoder = msgspec.json.Decoder(RejoinMessage)
 
 
 class Control:
-    """The two pipes that launch writes to this rank: for messages that can wait for a step's end, and for others."""
+    """The two pipes that launch writes to this rank: for messages that can wait for a step's end, and for others.
+
+    Messages on the second pipe are to be acted on at once.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the pipes. Raises OSError."""
@@ -80,7 +83,7 @@ class Control:
             os.close(fd)
 
     def _taken(self, fd: int) -> RejoinMessage | None:
-        """Remove the complete messages that were read from this pipe and return the last, or None."""
+        """Remove the complete messages that were read from the pipe `fd` and return the last; None if there is none."""
         lines, _, self._rest[fd] = self._rest[fd].rpartition(b"\n")
         return _newest(lines)
 

@@ -27,7 +27,7 @@ _TAG = 1
 class Copies:
     """The copies that one rank keeps of another's states, and the transfer of its own state to its holder.
 
-    `kept` has the copied states by step.
+    The holder of a rank is the rank on the previous node that keeps its copies. `kept` has the copied states by step.
     """
 
     world: World
@@ -36,9 +36,9 @@ class Copies:
     _going: list[tuple[dist.Work, Tensor]] = field(default_factory=list)  # the sends under way, and their memory
 
     def exchange(self, step: int, state: bytes) -> None:
-        """Start to send this rank's state, and to receive the state that it keeps for another rank.
+        """Start to send this rank's state to its holder, and to receive the state that it keeps for another rank.
 
-        All ranks call it at the same step. An empty `state` means that this rank has none.
+        All ranks call it at the same step, then `finish`. An empty `state` means that this rank has none.
         """
         world, each = self.world, self.world.local_size
         charge = world.rank + each
@@ -68,7 +68,7 @@ class Copies:
         self.world, self._coming, self._going = world, None, []
 
     def _keep(self, frame: Tensor) -> None:
-        """Receive the rest of the state whose first part is `frame`, store it by its step, and drop the oldest ones."""
+        """Receive the rest of the state that begins with `frame`, store it in `kept`, and drop the oldest ones."""
         data = frame.numpy().tobytes()
         step, length = _HEAD.unpack_from(data)
         state = data[_HEAD.size : _HEAD.size + length]

@@ -107,10 +107,10 @@ def restore_generator_states(drawn: GeneratorStates) -> None:
 
 
 class RankStateFile:
-    """A rank's states after its last three steps, each in a file in memory.
+    """A rank's states after its last three steps, each in a file in memory (/dev/shm) beginning with `path`.
 
     The process that replaces the rank reads them. A file replaces that of an older step atomically, so that nothing
-    half-written is left by a kill. `start` names the start of the training.
+    half-written is left by a kill. `start` names the launch of the ranks that wrote them, by attempt and generation.
     """
 
     def __init__(self, path: Path, start: str, kept: dict[int, bytes]) -> None:
@@ -118,14 +118,21 @@ class RankStateFile:
 
     @classmethod
     def begin(cls, path: Path, start: str) -> "RankStateFile":
-        """Delete an earlier process's files and return a file without states. Raises OSError."""
+        """Delete the files of an earlier process and return a RankStateFile without states. Raises OSError.
+
+        `start` names this launch of the ranks.
+        """
         file = cls(path, start, {})
         file.remove()
         return file
 
     @classmethod
     def from_files(cls, path: Path) -> "RankStateFile | None":
-        """Return the states that the replaced rank left, or None if there are none of a single start."""
+        """Return the states that the replaced rank left in files at `path`.
+
+        Returns None if there are none, or if they are of several launches of the ranks, so that it is unclear which
+        count.
+        """
         from_files = [one for slot in range(KEPT) if (one := _read(_file(path, slot))) is not None]
         lives = {start for start, _, _ in from_files}
         return cls(path, lives.pop(), {step: data for _, step, data in from_files}) if len(lives) == 1 else None
@@ -164,12 +171,15 @@ class RankStateFile:
 
 
 def _file(path: Path, slot: int) -> Path:
-    """Return the path of the file with this number; steps are written into the files in turn."""
+    """Return the path of one of the three files of the states at `path`; step s is in file s % 3."""
     return path.with_name(f"{path.name}.{slot}")
 
 
 def _read(path: Path) -> tuple[str, int, bytes] | None:
-    """Return a file's start name, step and encoded state, or None if it is missing or damaged."""
+    """Return what is in a rank state file: the name of the launch of the ranks that wrote it, step and encoded state.
+
+    Returns None if the file is missing or damaged.
+    """
     try:
         return _decoded(path.read_bytes())
     except (OSError, msgspec.MsgspecError):

@@ -56,7 +56,7 @@ class Snapshot:
         return cls(step, _copied(states), _copied(groups), _copied(dict(loop)))
 
     def put_back(self, subjects: Subjects) -> None:
-        """Restore the snapshot on a rank that has the weights and the optimizer's state of its step."""
+        """Restore the snapshot in `subjects`, on a rank that has the weights and the optimizer's state of its step."""
         names = ModelNames(subjects.models)
         for key, optimizer in subjects.optimizers.items():
             OptimizerNames(key, optimizer, names).set_groups(copy.deepcopy(self.groups[key]))
@@ -83,8 +83,8 @@ def _copied(value: Any) -> Any:
 class Shared(msgspec.Struct, frozen=True):
     """The message that the source sends: a JSON document, and name, type and shape of the tensors that follow it.
 
-    `alike` are those that all ranks with the step have, each of which sends a stripe, and `own` those that the source
-    alone sends.
+    `alike` are tensors that all ranks with the step have, each of which sends a stripe (a range of bytes); `own` are
+    those that the source alone sends.
     """
 
     document: bytes
@@ -93,7 +93,10 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class Replica:
-    """One rank's state in a training in which each rank has the whole model, ready to be sent."""
+    """One rank's state in a training in which each rank has the whole model, ready to be sent.
+
+    It refers to the live tensors, and must be sent before they change.
+    """
 
     def __init__(self, subjects: Subjects, snapshot: Snapshot) -> None:
         names = ModelNames(subjects.models)
@@ -122,7 +125,10 @@ class Replica:
         self._header = Shared(document, _described(self._alike), _described(self._own))
 
     def give(self, agreed: Agreement, world: World) -> None:
-        """Send each receiver this rank's stripe of weights and optimizer; the source also sends all other state."""
+        """Send each receiver this rank's stripe (range of bytes) of weights and optimizer; the source sends the rest.
+
+        The ranks with the step call it while the receivers make a ReplicaReader and call `take`.
+        """
         is_source = world.rank == agreed.source
         alike: dict[tuple[int, ...], list[int]] = {}
         for receiver in agreed.receivers:
@@ -134,7 +140,7 @@ class Replica:
         send([(receivers, own + self._stripe(world.rank, senders)) for senders, receivers in alike.items()], world)
 
     def _stripe(self, rank: int, senders: Sequence[int]) -> list[Tensor]:
-        """Return the pieces of tensors that this rank sends as one of `senders`; an empty list if it is none."""
+        """Return the pieces of tensors that rank `rank` sends as one of `senders`; an empty list if it is not one."""
         if rank not in senders:
             return []
         tensors = [*self._alike.values()]
@@ -143,7 +149,7 @@ class Replica:
 
 
 class ReplicaReader(Reader):
-    """Receives the state of a rank that lacks it from other ranks, as if it read a checkpoint."""
+    """Receives the state of the agreed step on a rank that lacks it, and applies it as Reader applies a checkpoint."""
 
     def __init__(self, agreed: Agreement, subjects: Subjects, world: World) -> None:
         received: list[Any] = [None]
@@ -182,7 +188,7 @@ class ReplicaReader(Reader):
         return loop
 
     def _place(self, name: str, dtype: str, shape: list[int]) -> Tensor:
-        """Return the memory to receive a tensor into: that of the target if it fits, else new memory."""
+        """Return the memory to receive tensor `name` into: the training's own tensor if it fits, else new memory."""
         target = self._targets.by_name.get(name)
         if target is not None and target.device.type == "cpu" and target.is_contiguous():
             value = target.detach()
@@ -224,7 +230,7 @@ def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_n
 # tensors, by name     | a ...... | b | c ............... |
 # stripes of givers    | first ...... | second ... | third |
 def stripes(sizes: Sequence[int], senders: int, least_bytes: int = _LEAST_BYTES) -> list[list[Piece]]:
-    """Return for each sender the pieces that it sends of tensors with these sizes in bytes.
+    """Return for each of so many senders the pieces that it sends of tensors with these sizes in bytes.
 
     The first senders get equal stripes of at least `least_bytes`, the others nothing; one sends all if there are few
     bytes.

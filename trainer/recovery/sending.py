@@ -52,9 +52,9 @@ class Places:
 
 @contextmanager
 def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
-    """Let process `by` read these contiguous CPU tensors in this context, during which they must not change.
+    """Let process `by`, given by its number, read these contiguous CPU tensors until the context ends.
 
-    Yields their addresses, to be sent to that process.
+    The tensors must not change in it. Yields their addresses, to be sent to that process.
     """
     mark = torch.frombuffer(bytearray(secrets.token_bytes(_MARK_BYTES)), dtype=torch.uint8)
     _permit_reading(by)
@@ -67,9 +67,9 @@ def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
 
 
 def read(places: Places, into: Sequence[Tensor], piece_bytes: int = _PIECE_BYTES) -> None:
-    """Copy the tensors at `places` in another process into these tensors, in pieces of at most `piece_bytes`.
+    """Copy the tensors at `places` in another process into the tensors `into`, in pieces of at most `piece_bytes`.
 
-    Raises OSError; some of the tensors may have been read by then.
+    Raises OSError if the system forbids it; some of the tensors may have been read by then.
     """
     _check_mark(places)
     pieces = []
@@ -114,7 +114,7 @@ def _vector(pieces: Iterable[tuple[int, int]]) -> tuple[ctypes.Array[_Piece], ct
 
 
 def _permit_reading(pid: int) -> None:
-    """Allow a process to read this one's memory if Yama allows only parents to; 0 withdraws it.
+    """Allow process `pid` to read this one's memory, where Yama allows only parents to; 0 withdraws that.
 
     Errors are ignored.
     """
@@ -133,9 +133,9 @@ def _system(name: str) -> Callable[..., int]:
 
 
 def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World) -> None:
-    """Send each list of tensors to its ranks, all at once, and wait until they are sent.
+    """Send tensors to other ranks, all at once, and wait until they are sent.
 
-    Tensors on a GPU are copied to the host first.
+    Each parcel is a list of ranks with the tensors for each of them. Tensors on a GPU are copied to the host first.
     """
     sent: list[tuple[dist.Work | None, Tensor]] = []
     for ranks, tensors in parcels:
@@ -156,7 +156,10 @@ def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World
 
 
 def receive(parcels: Mapping[int, Sequence[Tensor]], world: World) -> None:
-    """Receive tensors from all these ranks at once, into contiguous tensors in the order in which they are sent."""
+    """Receive tensors from several ranks at once, in the order in which each rank sends them.
+
+    `parcels` gives by rank the contiguous tensors to receive into.
+    """
     coming: list[dist.Work | None] = []
     together: list[tuple[list[Tensor], Tensor]] = []
     for rank, given in parcels.items():
@@ -185,7 +188,10 @@ def _may_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
 
 
 def _let_peer_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """Let that rank read the tensors from this process's memory, and return whether it succeeded."""
+    """Let rank `rank` read the tensors from this process's memory, and return whether it succeeded.
+
+    That rank calls `_read_from_peer` meanwhile.
+    """
     received: list[Any] = [None]
     dist.recv_object_list(received, src=rank, group=world.control)
     with readable(tensors, by=received[0]) as places:
@@ -195,7 +201,10 @@ def _let_peer_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
 
 
 def _read_from_peer(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """Read the tensors from the memory of that rank, which waits meanwhile; return whether that succeeded."""
+    """Read the tensors from the memory of rank `rank`, which calls `_let_peer_read` and waits.
+
+    Returns whether that succeeded.
+    """
     dist.send_object_list([os.getpid()], dst=rank, group=world.control)
     received: list[Any] = [None]
     dist.recv_object_list(received, src=rank, group=world.control)

@@ -40,7 +40,8 @@ class Sharded:
 class ShardState:
     """One rank's shards and the shared state, after the step of its snapshot.
 
-    `weights` has this rank's pieces by name, `states` the optimizers' by optimizer and parameter.
+    `weights` has this rank's pieces by name, `states` the optimizers' by optimizer and parameter. The tensors are the
+    live ones, not copies.
     """
 
     snapshot: Snapshot
@@ -70,7 +71,7 @@ class ShardState:
         self.snapshot.put_back(subjects)
 
     def give(self, ranks: Sequence[int], world: World) -> None:
-        """Send the state to each of these ranks."""
+        """Send the state to each of these ranks, which call `take`."""
         empty = {name: torch.empty_like(one, device="meta") for name, one in self.weights.items()}
         states = {
             key: {name: {part: _described(value) for part, value in state.items()} for name, state in some.items()}
@@ -96,7 +97,7 @@ class ShardState:
         return taken
 
     def _tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors in the same order on both sides."""
+        """Yield all tensors in an order that is the same on the sending and on the receiving rank."""
         yield from self.weights.values()
         for some in self.states.values():
             for state in some.values():
@@ -152,9 +153,9 @@ def _piece(tensor: Tensor) -> Tensor:
 
 
 def _kept(name: str, value: Any, parameter: Tensor) -> Any:
-    """Return an optimizer's value as a Sharded piece, a tensor or a plain value. Raises CannotHandOver.
+    """Return an optimizer's value as a Sharded piece, a tensor or a plain value; nothing is copied.
 
-    `name` is its key in the parameter's state.
+    `name` is its key in the state of `parameter`. Raises CannotHandOver for a tensor that is sharded differently.
     """
     if not isinstance(value, Tensor):
         return value
@@ -175,14 +176,14 @@ def _beside(value: Any, parameter: Tensor) -> Any:
 
 
 def _described(value: Any) -> Any:
-    """Return the value with tensors on the meta device, which tell the receiver shape and type."""
+    """Return the value with each tensor replaced by one without data (on the meta device), to send shape and type."""
     if isinstance(value, Sharded):
         return Sharded(torch.empty_like(value.piece, device="meta"))
     return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
 
 
 def _room(value: Any) -> Any:
-    """Return the described value with new memory for its tensors, to receive into."""
+    """Return a value that `_described` made with new memory for its tensors, to receive into."""
     if isinstance(value, Sharded):
         return Sharded(torch.empty(value.piece.shape, dtype=value.piece.dtype))
     return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value
