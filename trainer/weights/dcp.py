@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 30  # of `.metadata`: enough for millions of parts
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A rectangular part of a tensor, and where its bytes are: `length` bytes at offset `at` of the file."""
+    """A rectangular part of a tensor, at `offsets` with `sizes`: `length` bytes from offset `at` of `file` on."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -115,7 +115,7 @@ class _Slice(io.RawIOBase):
 
 
 def _tensors(metadata: object) -> Iterator[tuple[str, _Described]]:
-    """Yield the tensors in the metadata, with their names. Raises NotPlain."""
+    """Yield (name, description) of each tensor in the unpickled metadata. Raises NotPlain if it is not as expected."""
     fields = expect(dict, _state(metadata, _DESCRIPTIONS + "Metadata"))
     places = {}
     for key, place in expect(dict, fields.get("storage_data")).items():
@@ -128,7 +128,7 @@ def _tensors(metadata: object) -> Iterator[tuple[str, _Described]]:
 
 
 def _described(name: str, tensor: dict[str, Any], places: dict[tuple[str, tuple[int, ...]], object]) -> _Described:
-    """Return the description of one tensor. Raises NotPlain if it is inconsistent.
+    """Return the description of tensor `name`, given as the fields of its metadata. Raises NotPlain if inconsistent.
 
     `places` gives where each part is stored, by the tensor's name and the part's offsets.
     """
@@ -153,7 +153,7 @@ def _described(name: str, tensor: dict[str, Any], places: dict[tuple[str, tuple[
 
 
 def _place(name: str, stored: object) -> tuple[str, int, int]:
-    """Return file, offset and length of a part. Raises NotPlain if they are not as expected."""
+    """Return (file, offset, length) of a part of tensor `name`, from its record in the metadata. Raises NotPlain."""
     fields = expect(dict, _state(stored, _STORAGE))
     file, at, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
     if fields.get("transform_descriptors"):
@@ -164,7 +164,7 @@ def _place(name: str, stored: object) -> tuple[str, int, int]:
 
 
 def _state(record: object, name: str) -> object:
-    """Return the state of a record of this class. Raises NotPlain if it is of another one."""
+    """Return the state of an unpickled record of the class `name`. Raises NotPlain for anything else."""
     found = expect(Record, record)
     if found.name != name:
         raise NotPlain(f"{found.name[:100].replace(' ', '.')} where {name.replace(' ', '.')} was expected")

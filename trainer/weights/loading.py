@@ -35,9 +35,10 @@ _OF_HUGGING_FACE = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """The choice of a checkpoint in a folder (`step` None: the newest), and of a model in it.
+    """The choice of a checkpoint in a folder, and of a model in it.
 
-    `part` is the model's name, if there are several.
+    It is the newest one if `step` is None and `best` False, else that of `step` or the best one. `part` is the model's
+    name, if the checkpoint has several models.
     """
 
     step: int | None = None  # None: the newest checkpoint
@@ -47,9 +48,10 @@ class Which:
 
 @contextmanager
 def opened(path: Path, which: Which, warn: Callable[[str], None]) -> Iterator[Source]:
-    """Open the weights at `path`. Raises TrainerError if there are none, or they cannot be read.
+    """Open the weights at `path` in this context, which gets their Source.
 
-    `which` chooses a checkpoint, if `path` holds several; `warn` gets a message for each one that is skipped.
+    `which` chooses a checkpoint, if `path` holds several; `warn` gets a message for each one that is skipped. Raises
+    TrainerError if there are no weights, or they cannot be read.
     """
     with ExitStack() as stack:
         try:
@@ -62,7 +64,8 @@ def opened(path: Path, which: Which, warn: Callable[[str], None]) -> Iterator[So
 def _open(path: Path, which: Which, warn: Callable[[str], None], stack: ExitStack) -> Source:
     """Return the tensors at `path`, in any known format. Raises TrainerError if there are none.
 
-    Files stay open until `stack` is closed.
+    `which` chooses a checkpoint; `warn` gets a message for each one that is skipped. Files stay open until `stack` is
+    closed.
     """
     if path.is_file():
         if path.suffix not in _FILES:
@@ -87,14 +90,14 @@ def _open(path: Path, which: Which, warn: Callable[[str], None], stack: ExitStac
 
 
 def _joined(parts: list[Source]) -> Source:
-    """Return several sources as one."""
+    """Return one Source with the tensors of several, as of a model that is saved in several files."""
     homes = {name: part for part in parts for name in part.shapes}
     shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
     return Source(shapes, lambda name: homes[name].tensor(name))
 
 
 def _open_checkpoint(entry: Entry, which: Which, stack: ExitStack) -> Source:
-    """Return the weights of a checkpoint after comparing every byte.
+    """Return the weights of a checkpoint, of the model that `which` names, after comparing every byte.
 
     Its files stay open until `stack` is closed.
     """
@@ -192,10 +195,11 @@ _TO_BE_LEFT = "to be left"
 
 
 def _sources_by_name(there: Iterable[str], known: set[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """Return the tensors' names in the file by their names in the model, as far as known.
+    """Return, by a tensor's name in the model, its name in the file.
 
-    `rename` is applied first; then a wrapper's prefix is removed if the names then fit `known`, the names in the model.
-    Raises BadSettings if two names become one.
+    `rename` maps regular expressions to replacements, and is applied to the names in the file (`there`) first. If none
+    of these is in `known`, the names in the model, a wrapper's prefix such as `module.` is removed, and names without
+    it are left out. Raises BadSettings if two names become one.
     """
     found: dict[str, str] = {}
     for name in there:
@@ -215,27 +219,32 @@ def _sources_by_name(there: Iterable[str], known: set[str], rename: Mapping[str,
 
 
 def _match(
-    targets: Mapping[str, Tensor], homes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], leave: Sequence[str]
+    targets: Mapping[str, Tensor],
+    sources: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    leave: Sequence[str],
 ) -> Taken:
-    """Return which tensors are loaded, which are left and why, and which are not used.
+    """Return which of the model's tensors (`targets`, by name) can be loaded; nothing is copied or raised.
 
-    `homes` gives the name in the file of each tensor, `shapes` the shapes there.
+    Left with a reason are those that match one of the regular expressions `leave`, are not in the file, or have another
+    shape in it. `sources` gives, by a tensor's name in the model, its name in the file, and `shapes` the shapes by name
+    in the file.
     """
     taken, left = [], {}
     for name, tensor in targets.items():
         if any(_expression(pattern).fullmatch(name) for pattern in leave):
             left[name] = _TO_BE_LEFT
-        elif name not in homes:
+        elif name not in sources:
             left[name] = "is not in the file"
-        elif shapes[homes[name]] != tuple(tensor.shape):
-            left[name] = f"has shape {tuple(tensor.shape)}, in the file it is {shapes[homes[name]]}"
+        elif shapes[sources[name]] != tuple(tensor.shape):
+            left[name] = f"has shape {tuple(tensor.shape)}, in the file it is {shapes[sources[name]]}"
         else:
             taken.append(name)
-    return Taken(tuple(taken), left, tuple(homes[name] for name in homes if name not in targets))
+    return Taken(tuple(taken), left, tuple(sources[name] for name in sources if name not in targets))
 
 
 def _put(target: Tensor, whole: Tensor) -> None:
-    """Copy a whole tensor into the model's tensor, or into this rank's part of it."""
+    """Copy a whole tensor into the model's tensor, or this rank's part of it if that is sharded."""
     if not isinstance(target, DTensor):
         target.copy_(whole)
         return
@@ -253,6 +262,6 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _first_few(words: Sequence[str], between: str = ", ") -> str:
-    """Return the first five texts joined by `between`, and how many more there are."""
+    """Return the first five texts joined by `between`; if there are more, followed by how many."""
     more = f"{between}... and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
     return between.join(words[:_SHOWN]) + more
