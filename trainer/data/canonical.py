@@ -1,4 +1,4 @@
-"""Read streams in canonical shards, as many on any number of ranks; a slot is the position of a sample in an epoch.
+"""Read streams in canonical shards, whose number is fixed; a slot is the position of a sample in an epoch.
 
 Slot p of an epoch is the next sample of shard p % shards, and is empty once that shard has ended. A step is
 `batch_size` slots, and a rank reads every world_size-th shard. The samples in a step follow from the shards alone, and
@@ -20,7 +20,10 @@ _SHARD, _READING, _COLLATING = range(10, 13)
 
 
 class Canonical:
-    """The steps of a stream in canonical shards; each rank has one reader, which reads its shards in turn."""
+    """The steps of a stream in canonical shards; each rank has one reader, which reads its shards in turn.
+
+    A position is the number of a slot.
+    """
 
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
         self._reading, self._fetching = reading, fetching
@@ -33,18 +36,19 @@ class Canonical:
         )
 
     def read(self, fetchers: Fetchers, epoch: int, _after: int | None) -> Generator[Step, None, None]:
-        """Yield the steps of the epoch from where the reader was started."""
+        """Yield the steps of the epoch from where `start_fetchers` has started the reader."""
         for _, step in in_turn(fetchers, repeat(epoch), self._fetching.ahead):
             yield step
 
     def saved(self, after: int | None) -> Any:
-        """Return the position `after` a step as plain values, or None if there is none."""
+        """Return the position `after`, that of a step, as plain values for a checkpoint; None if it is None."""
         return after and {"slot": after, "shards": self._reading.dataset.shards}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> int | None:
         """Return the position in `saved`, or None to begin the epoch again.
 
-        Raises BadSettings if the number of shards has changed in the middle of an epoch.
+        `done` counts the samples of the epoch that are over. Raises BadSettings if the number of shards has changed in
+        the middle of an epoch.
         """
         if saved is None or not done:
             return None
@@ -87,13 +91,13 @@ class CanonicalReader:
         self._items = {shard: self._opened(shard, _slots(shard, 0, slot, dataset.shards)) for shard in self._own}
 
     def _opened(self, shard: int, slots: range) -> Iterator[Any]:
-        """Seed the generators and return the iterator of one shard, past the items in `slots`."""
+        """Seed the generators and return the iterator of one shard, after skipping its items in `slots`."""
         numbers = (self._reading.seed, self._epoch, _SHARD, shard)
         seed_draws(*numbers)
         return iter(self._reading.dataset.read_shard(shard, start=len(slots), seed=seed_of(*numbers)))
 
     def _take_slots(self, start: int, stop: int) -> dict[int, Any]:
-        """Return this rank's samples in slots from `start` to `stop`, by slot.
+        """Return this rank's samples in the slots from `start` up to `stop`, by slot.
 
         The random numbers that a shard draws do not depend on the rank that reads it.
         """
@@ -110,7 +114,7 @@ class CanonicalReader:
     def _parts(self, own: dict[int, Any], start: int) -> Iterator[Part]:
         """Yield this rank's micro-batches of the step that begins at slot `start`.
 
-        Without samples the rank gets a filler, which counts as 0 samples.
+        `own` has its samples by slot. For a micro-batch without any it yields a filler, which counts as 0 samples.
         """
         reading = self._reading
         if own:
@@ -132,7 +136,7 @@ class CanonicalReader:
 
 
 def checked(dataset: Any, sharing: Sharing) -> None:
-    """Raise BadSettings if the data set's shards cannot be divided over the ranks or the batch."""
+    """Raise BadSettings if the data set's shards cannot be divided over the ranks or the batch of `sharing`."""
     shards = dataset.shards
     if type(shards) is not int or shards < sharing.world_size:
         raise BadSettings(

@@ -13,9 +13,10 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Job(NamedTuple):
-    """The samples to fetch for one micro-batch; `samples` is 0 if the only index is a filler.
+    """The samples to fetch for one micro-batch, by their `indices` in the data set.
 
-    `micro` is the position of the micro-batch in the epoch.
+    `samples` is how many they are, or 0 if the only index is a filler. `micro` is the position of the micro-batch in
+    the epoch.
     """
 
     indices: list[int]  # of the samples in the data set

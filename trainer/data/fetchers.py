@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """The settings of fetching: `workers`, tasks to `prefetch` per worker, pinning; none of them changes the data."""
+    """The settings of fetching: worker processes, tasks to `prefetch` per worker, and whether tensors are pinned.
+
+    None of them changes the data; without workers this process fetches.
+    """
 
     workers: int = 0
     prefetch: int = 2
@@ -52,7 +55,7 @@ class Fetching:
 class Fetchers(Protocol):
     """The interface of worker processes that fetch data, or of this process in their place.
 
-    `ask` gives worker number `worker` a task, and `end` ends the workers.
+    `size` is the number of workers. `ask` gives worker number `worker` a task, and `end` ends the workers.
     """
 
     size: int
@@ -61,7 +64,7 @@ class Fetchers(Protocol):
         """Give a worker a task."""
 
     def take(self, worker: int) -> Any:
-        """Return the answer to the oldest task given to this worker that was not taken."""
+        """Return the answer to the oldest task of this worker whose answer was not taken yet; wait for it."""
 
     def forget(self) -> None:
         """Drop the answers to all tasks given so far."""
@@ -71,7 +74,10 @@ class Fetchers(Protocol):
 
 
 def in_turn(fetchers: Fetchers, tasks: Iterable[T], ahead: int) -> Generator[tuple[T, Any], None, None]:
-    """Yield each task with its answer, in order; workers take turns, each with `ahead` tasks waiting."""
+    """Yield each task with its answer, in order; workers take turns.
+
+    Each worker has up to `ahead` tasks waiting.
+    """
     fetchers.forget()
     waiting: deque[tuple[int, T]] = deque()
     for worker, task in zip(cycle(range(fetchers.size)), tasks, strict=False):
@@ -119,7 +125,8 @@ def start_fetchers(
 ) -> Fetchers:
     """Start and return the workers that `fetching` asks for, at most `most`; without any, an InProcess.
 
-    `open_work(number)` returns the function that does a worker's tasks.
+    `open_work(number)` is called in each worker and returns the function that does its tasks. `dataset` is the one that
+    they read.
     """
     if not fetching.workers:
         return InProcess(open_work(0))

@@ -36,11 +36,11 @@ class Indexed:
         self._fetchers: Fetchers | None = None
 
     def place(self, _epoch: int, done: int) -> int:
-        """Return the number of samples of the epoch after which `batches` begins: `done`."""
+        """Return after how many samples of the epoch `batches` begins if asked to begin after `done`: `done`."""
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
-        """Yield this rank's batches of the epoch after the first `done` samples."""
+        """Yield this rank's batches of the epoch after the first `done` samples, counted over all ranks."""
         self._fetchers = self._fetchers or start_fetchers(lambda _: self._fetch, self._fetching, self._dataset)
         world_size = self._sharing.world_size
         answers = in_turn(self._fetchers, self._jobs(epoch, done), self._fetching.ahead)
@@ -56,18 +56,18 @@ class Indexed:
         return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed}
 
     def shared(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the part of a position that all ranks share: all of it."""
+        """Return the part of `state`, as `state_dict` returned it, that all ranks share: all of it."""
         return state
 
     def count_done(self, done: int) -> int:
-        """Return `done`, or the length of the epoch if too few samples are left for a step."""
+        """Return `done`, or the length of the epoch if the samples left are too few for a step and are dropped."""
         least = self._sharing.batch_size if self._drop_last else 1
         return self._length if self._length - done < least else done
 
     def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:
-        """Restore a position after `done` samples of `epoch`; return how many samples are done.
+        """Check a saved state against the present settings, and return how many samples of `epoch` are done.
 
-        Raises BadSettings if another order is given in the middle of an epoch.
+        Raises BadSettings if the order would be another one in the middle of an epoch.
         """
         if done >= state["length"]:
             return self._length  # that epoch is over, whatever the next ones are like

@@ -35,8 +35,8 @@ class Step:
     """The samples of one step that a reader took from its stream; without parts the stream has ended.
 
     `parts` has one entry for each micro-batch of this rank. `samples` counts the whole step if all ranks share the
-    stream, else those of this rank. `state` is the data set's after the step, None if it has none. `ended`: the stream
-    was seen to end.
+    stream, else those of this rank. `state` is the data set's own state after the step, None if it cannot save any.
+    `ended`: the stream ended in this step, and `state` may be of the next epoch.
     """
 
     parts: tuple[Part, ...]  # one for each micro-batch of this rank
@@ -53,8 +53,8 @@ class Step:
 class Place:
     """The position at which a reader begins.
 
-    `done` counts the epoch's samples, or this reader's steps for a stream that shards itself; `state` is the data set's
-    (None: it has none, or begins); `ended`: the stream has ended for this epoch.
+    `done` counts the epoch's samples, or this reader's steps for a stream that shards itself. `state` is the data set's
+    own state (None: it has none, or is at its beginning). `ended`: the stream has ended for this epoch.
     """
 
     epoch: int = 0
@@ -65,7 +65,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The settings that all readers of a stream have in common."""
+    """The settings that all readers of a stream have in common.
+
+    `collate` makes a batch of a list of samples (None: torch's default). `drop_last` leaves out a last step with too
+    few samples.
+    """
 
     dataset: Any
     sharing: Sharing
@@ -98,7 +102,7 @@ def shards_itself(dataset: Any) -> bool:
 
 
 def keeps_its_place(dataset: Any) -> bool:
-    """Return whether the data set can save and restore its position."""
+    """Return whether the data set can save and restore its position (state_dict and load_state_dict)."""
     return has_shards(dataset) or all(
         callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict")
     )
@@ -127,7 +131,10 @@ class _Stream:
         return self._items is None
 
     def enter(self, epoch: int) -> None:
-        """Go to this epoch: to the saved position in it, or to its beginning; do nothing if it is the current one."""
+        """Go to this epoch: to the saved position if it is in this epoch, else to the stream's beginning.
+
+        Nothing is done if it is the current epoch.
+        """
         if epoch == self.epoch:
             return
         first = self.epoch is None
@@ -166,7 +173,7 @@ class _Stream:
         return copy.deepcopy(self.dataset.state_dict()) if keeps_its_place(self.dataset) else None
 
     def _open(self) -> None:
-        """Start the data set's iterator, with seeded generators."""
+        """Start the data set's iterator, after seeding the random generators."""
         seed_draws(*self.seeds, self.epoch or 0, _OPENING)
         self._items = iter(self.dataset)
 
@@ -236,9 +243,9 @@ class ShardReader:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The position of each reader of a stream that shards itself (`places`), and the number of the next one (`turn`).
+    """The position of each reader of a stream that shards itself, by reader (`places`).
 
-    `ended` has the readers that have ended in this epoch.
+    `turn` is the number of the reader to ask next, and `ended` has those whose stream has ended in this epoch.
     """
 
     places: tuple[Place, ...]  # by reader
@@ -246,7 +253,7 @@ class Turns:
     ended: frozenset[int] = frozenset()  # in this epoch
 
     def after(self, reader: int, step: Step) -> "Turns":
-        """Return the positions after `step` of this reader was taken; the next reader's turn comes."""
+        """Return the positions after the reader `reader` has given `step`; the turn passes to the next reader."""
         done = self.places[reader].done + (1 if step.parts else 0)
         place = replace(self.places[reader], done=done, state=step.state)
         places = (*self.places[:reader], place, *self.places[reader + 1 :])

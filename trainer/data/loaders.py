@@ -51,7 +51,7 @@ class LoaderBatches:
         self._filler: Any = None
 
     def place(self, _epoch: int, done: int) -> int:
-        """Return the number of samples of the epoch after which `batches` begins: `done`."""
+        """Return after how many samples of the epoch `batches` begins if asked to begin after `done`: `done`."""
         return done
 
     def count_done(self, done: int) -> int:
@@ -98,7 +98,7 @@ class LoaderBatches:
         return {"loader": of_rank}
 
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part of a position that all ranks share.
+        """Return the part of `state`, as `state_dict` returned it, that all ranks share.
 
         The loader's own state is in it only if it serves any number of ranks.
         """
@@ -107,7 +107,7 @@ class LoaderBatches:
         return {"loader": {**kept, "state": of_rank["state"]} if is_of_all_ranks(of_rank["state"]) else kept}
 
     def load_state_dict(self, state: Mapping[str, Any], epoch: int, done: int) -> int:
-        """Restore a position after `done` samples of `epoch`; return how many samples are done, 0 to begin again.
+        """Restore a position after `done` samples of `epoch`; return how many are done, 0 to begin the epoch again.
 
         Raises BadSettings if the number of ranks has changed in the middle of an epoch.
         """
@@ -153,7 +153,7 @@ class LoaderBatches:
             return iter(self._loader)
 
     def _read(self, epoch: int, done: int) -> list[Any]:
-        """Return the loader's batches of the next step; they are fewer than `accumulate` at the end of an epoch."""
+        """Return this rank's batches of the loader for the next step: `accumulate`, or fewer at the end of an epoch."""
         step = self._next_batches(epoch, done)
         if self._may_be_at_end and not step:
             self._items = self._opened(epoch, done)
@@ -184,7 +184,10 @@ class LoaderBatches:
             yield Batch(data, count, count * sharing.world_size / total, number == len(parts), total, ())
 
     def _seed_for(self, what: int, epoch: int, done: int) -> None:
-        """Seed the generators for this rank at a position; `what` tells opening the loader from reading it."""
+        """Seed the generators for this rank at a position.
+
+        `what` is a number that differs between opening the loader and reading it.
+        """
         seed_draws(self._seed, epoch, what, done, self._sharing.rank)
 
     def _state_of_loader(self) -> Any:

@@ -22,7 +22,7 @@ _WORD = 2**32 - 1
 class Sharing:
     """The rule by which the samples of an optimizer step are divided over micro-batches and ranks.
 
-    `batch_size` counts the samples of a step over all ranks and its `accumulate` micro-batches.
+    `batch_size` counts the samples of a step over all ranks and its `accumulate` micro-batches. `rank` is this one.
     """
 
     batch_size: int  # samples of one optimizer step, over all ranks and micro-batches
@@ -52,9 +52,9 @@ class Sharing:
 
 
 class Micro(NamedTuple):
-    """A micro-batch over all ranks: the positions [lo, hi) of the step at [start, stop).
+    """A micro-batch over all ranks: the positions [lo, hi) in the epoch, of the step at [start, stop).
 
-    `number` counts the micro-batches in the step.
+    `number` is its index among the micro-batches of the step.
     """
 
     start: int

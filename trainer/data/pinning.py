@@ -28,7 +28,7 @@ def pinned(data: Any) -> Any:
 
 
 def on_this_device(change: Callable[[T], U]) -> Callable[[T], U]:
-    """Return `change` for another thread, pinning for this thread's GPU instead of the first one."""
+    """Return `change` in a form to call in another thread: it then pins for this thread's GPU, not the first one."""
     if not torch.cuda.is_available():
         return change
     device = torch.cuda.current_device()

@@ -13,7 +13,8 @@ _UNABLE = 1 << 40  # more than a step has samples, so that one sum carries both
 class StepAgreement:
     """Lets ranks that read separate parts of the data agree how many samples a step has over all of them.
 
-    `total` sums a number over all ranks, which all call it. `only_whole`: a step with too few samples ends the epoch.
+    `total(number)` returns the sum of a number over all ranks, which all call it. `only_whole`: a step with fewer
+    samples than a full one ends the epoch.
     """
 
     sharing: Sharing
@@ -23,9 +24,9 @@ class StepAgreement:
     def samples(self, own: int, *, able: bool, source: str) -> int:
         """Return the samples of the step over all ranks, 0 if the epoch is over; all ranks call it.
 
-        `own` counts this rank's. `able` says whether this rank has a batch from its `source`, of this step or an
-        earlier one. Raises TrainerError on all ranks if one is not able while others have samples; raised on one alone,
-        the others would wait for it.
+        `own` counts this rank's. `able` says whether this rank has data to make a batch of, if only an earlier one as a
+        filler; `source` names its source in the message. Raises TrainerError on all ranks if one is not able while
+        others have samples.
         """
         unable, samples = divmod(self.total(own + (0 if able else _UNABLE)), _UNABLE)
         if self.only_whole and samples != self.sharing.batch_size:

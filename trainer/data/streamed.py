@@ -28,22 +28,28 @@ log = logging.getLogger("trainer")
 
 
 class Steps(Protocol):
-    """The interface of the steps of one kind of stream; a step's `state` is the position after it."""
+    """The interface of the steps of one kind of stream; a step's `state` is the position after it.
+
+    A position (`after`) is of a type of its own for each kind; None is the beginning of the epoch.
+    """
 
     def start_fetchers(self, epoch: int, done: int, after: Any) -> Fetchers:
-        """Start the readers at the position `after`, or at the beginning of the epoch.
+        """Start the readers at the position `after`; None: at the beginning of the epoch.
 
         `done` counts the samples of the epoch that are over.
         """
 
     def read(self, fetchers: Fetchers, epoch: int, after: Any) -> Generator[Step, None, None]:
-        """Yield the steps of the epoch from the position `after` on."""
+        """Yield the steps of the epoch from the position `after`, at which the `fetchers` were started."""
 
     def saved(self, after: Any) -> Any:
-        """Return the position as plain values, for a checkpoint."""
+        """Return the position `after` as plain values, for a checkpoint."""
 
     def loaded(self, saved: Any, epoch: int, done: int) -> Any:
-        """Return the position that `saved` returned, or None to begin the epoch again."""
+        """Return the position of which `saved` are the plain values, or None to begin the epoch again.
+
+        `done` counts the samples of the epoch that are over.
+        """
 
 
 class Shared:
@@ -53,7 +59,7 @@ class Shared:
         self._reading, self._fetching = reading, fetching
 
     def start_fetchers(self, epoch: int, done: int, after: Place | None) -> Fetchers:
-        """Start the one reader at the position `after`; without one, at the beginning of the stream.
+        """Start the one reader at the position `after`; None: at the beginning of the stream.
 
         `done` counts the samples of the epoch that are over.
         """
@@ -68,11 +74,11 @@ class Shared:
             yield replace(step, state=Place(state=step.state, ended=step.ended))
 
     def saved(self, after: Place | None) -> Any:
-        """Return the position as plain values, or None if there is none."""
+        """Return the position `after` as plain values, or None if it is None."""
         return after and {"state": after.state, "ended": after.ended}
 
     def loaded(self, saved: Any, _epoch: int, _done: int) -> Place | None:
-        """Return the position that `saved` returned, or None if that was None."""
+        """Return the position of which `saved` are the plain values, or None if that is None."""
         return saved and Place(state=saved["state"], ended=saved["ended"])
 
 
@@ -84,7 +90,7 @@ class Sharded:
         self._readers = max(1, fetching.workers)
 
     def start_fetchers(self, epoch: int, _done: int, after: Turns | None) -> Fetchers:
-        """Start a reader in each worker, at the positions `after` or at the beginning of the epoch."""
+        """Start a reader in each worker, at its position in `after`; None: at the beginning of the epoch."""
         turns = after or self._turns(epoch)
         return start_fetchers(
             lambda number: ShardReader(self._reading, turns.places[number], number),
@@ -93,7 +99,10 @@ class Sharded:
         )
 
     def read(self, fetchers: Fetchers, epoch: int, after: Turns | None) -> Generator[Step, None, None]:
-        """Yield the steps of the epoch, asking the readers in turn."""
+        """Yield this rank's steps of the epoch, asking the readers in turn; then, without end, steps without samples.
+
+        `after` has the positions at which the `fetchers` were started; None: the beginning of the epoch.
+        """
         turns = after or self._turns(epoch)
         if turns.places[0].epoch != epoch:
             turns = turns.at_epoch(epoch)
@@ -112,16 +121,16 @@ class Sharded:
             yield Step((), 0, turns)
 
     def saved(self, after: Turns | None) -> Any:
-        """Return all readers' positions as plain values, or None if there are none."""
+        """Return all readers' positions `after` as plain values, or None if it is None."""
         if after is None:
             return None
         readers = [{"epoch": place.epoch, "done": place.done, "state": place.state} for place in after.places]
         return {**self._reader_numbers(), "readers": readers, "turn": after.turn, "ended": sorted(after.ended)}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> Turns | None:
-        """Return the positions that `saved` returned, or None to begin the epoch again.
+        """Return the positions of which `saved` are the plain values, or None to begin the epoch again.
 
-        Raises BadSettings in the middle of an epoch if the numbers of ranks or workers differ.
+        Raises BadSettings in the middle of an epoch if the numbers of ranks or workers differ from those saved.
         """
         if saved is None:
             return None
@@ -165,7 +174,7 @@ class Streamed:
         self._fillers: tuple[Part, ...] = ()
 
     def place(self, epoch: int, done: int) -> int:
-        """Return the number of samples of the epoch after which `batches` begins.
+        """Return after how many samples of the epoch `batches` begins if asked to begin after `done`.
 
         It is `done`, or 0, with a warning, if the stream cannot restore its position.
         """
@@ -200,12 +209,15 @@ class Streamed:
         return {"stream": self._how.saved(self._after)}
 
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part of a position that all ranks share; another number of ranks can use only that."""
+        """Return the part of `state`, as `state_dict` returned it, that all ranks share.
+
+        A start on another number of ranks can use only that part.
+        """
         stream = state["stream"]
         return {"stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}
 
     def count_done(self, done: int) -> int:
-        """Return how many samples of the epoch are done: `done`."""
+        """Return how many samples of the epoch are done: `done`, as the end of a stream is not known before."""
         return done  # whether there is more of a stream is known only when it is read on
 
     def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:
@@ -227,7 +239,7 @@ class Streamed:
         self._close_steps()
 
     def _next(self, steps: Generator[Step, None, None]) -> Step:
-        """Return the next step, with the number of samples of all ranks.
+        """Return the next step, with its `samples` counted over all ranks; all ranks call it.
 
         A rank without samples gets fillers while others have some.
         """
@@ -243,14 +255,14 @@ class Streamed:
         return replace(step, parts=step.parts or self._fillers, samples=samples)
 
     def _close_steps(self) -> None:
-        """Close the generator of steps."""
+        """Close the generator of steps that is being read, if there is one."""
         if self._steps is not None:
             self._steps.close()
         self._steps = None
 
 
 def _kind(dataset: Any) -> Callable[[Reading, Fetching], Steps]:
-    """Return the class for this kind of stream."""
+    """Return the class of Steps for this data set: Canonical, Sharded or Shared."""
     if has_shards(dataset):
         return Canonical
     return Sharded if shards_itself(dataset) else Shared

@@ -108,7 +108,7 @@ class TrainData:
         return {"epoch": self.epoch, "samples_done": done, **self._source.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from that position, even with other ranks, workers or `accumulate`."""
+        """Continue from a position that `state_dict` returned, even with other ranks, workers or `accumulate`."""
         self._stop()
         missing = sorted(self.state_dict().keys() - state.keys())
         if missing:
@@ -127,7 +127,7 @@ class TrainData:
         self._stop()
 
     def _stop(self) -> None:
-        """Make generators that an earlier call returned raise an error, instead of yielding later batches."""
+        """Make generators that `epoch_batches` returned earlier raise an error instead of yielding more batches."""
         self._turn += 1
         if self._running is not None:
             self._running.close()

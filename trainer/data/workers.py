@@ -41,7 +41,10 @@ class WorkerTraceback(Exception):
 
 
 class _Worker(NamedTuple):
-    """One worker process, the pipes to and from it, and the tasks that it has not answered, oldest first."""
+    """One worker process, the pipes to and from it, and the tasks that it has not answered, oldest first.
+
+    `reaping` is held while the process is waited for, as the wait fails if two threads do so.
+    """
 
     process: ForkProcess
     tasks: "connection.Connection[Any, Any]"
@@ -74,7 +77,7 @@ class Workers:
             self._workers.append(_start(open_work, number, size, dataset, self._workers))
 
     def ask(self, worker: int, task: Any) -> None:
-        """Give a worker a task."""
+        """Give worker number `worker` a task, to be done after its earlier ones."""
         member = self._workers[worker]
         member.asked.append(task)
         try:
@@ -83,7 +86,7 @@ class Workers:
             raise self._lost(worker, error) from error
 
     def take(self, worker: int) -> Any:
-        """Return the answer to the oldest task given to this worker."""
+        """Return the answer to the oldest task of this worker whose answer was not taken yet; wait for it."""
         while self._forgotten[worker]:
             self._receive(worker)
             self._forgotten[worker] -= 1
@@ -127,7 +130,11 @@ class Workers:
 
 
 def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: Any, earlier: list[_Worker]) -> _Worker:
-    """Fork a worker and return it; `earlier` are the workers whose pipes it must not keep open."""
+    """Fork and return worker number `number` of `size`.
+
+    `open_work(number)` returns, in the worker, the function that does its tasks on `dataset`. `earlier` are the workers
+    whose pipes the new one must not keep open.
+    """
     # By fork, whatever Python's default is: the data set need not be picklable, and the rank is the parent.
     context = get_context("fork")
     tasks_there, tasks_here = context.Pipe(duplex=False)
@@ -168,8 +175,8 @@ def _end(workers: list[_Worker]) -> None:
 class _WorkerSettings(NamedTuple):
     """The settings of a worker process that its parent passes on.
 
-    It is worker `number` of `size`. `mask` are the signals that were blocked before the fork, and `of_main_thread` says
-    whether the rank's main thread forked it.
+    It is worker `number` of `size`, reads `dataset`, and is a child of the rank with number `rank_pid`. `mask` are the
+    signals that were blocked before the fork, and `of_main_thread` says whether the rank's main thread forked it.
     """
 
     number: int  # of the worker, from 0
@@ -216,7 +223,7 @@ def _serve(
 
 
 def _send(answers: Any, answer: tuple[Any, Exception | None, str]) -> None:
-    """Send an answer; if it cannot be pickled, send the reason instead."""
+    """Send an answer (result, error, traceback); if it cannot be pickled, send the reason as an error instead."""
     try:
         answers.send_bytes(pickled(answer))
     except BrokenPipeError:
