@@ -26,8 +26,7 @@ def of_attempt(attempt: int | str) -> str:
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return one dict per step, in order, from the metrics files in `folder`.
 
-    Steps that a killed start had written and a later start repeated are in it once, as repeated; a line that a kill cut
-    short is left out.
+    A step that was repeated after a kill is in it once, as repeated; a line that a kill cut short is left out.
     """
     steps: dict[int, dict[str, Any]] = {}
     for line in _lines(files_in(Path(folder)) or [Path(folder) / FILE]):
@@ -39,7 +38,7 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def starts_in(folder: str | os.PathLike[str]) -> list[int]:
-    """Return the step at which each start of the training began, in the order of the starts."""
+    """Return the step at which each start (launch of the training's ranks) began, in the order of the starts."""
     found = [line.get(START) for line in _lines(files_in(Path(folder)))]
     return [start for start in found if isinstance(start, int)]
 
@@ -67,7 +66,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def _lines(paths: list[Path]) -> list[dict[str, Any]]:
-    """Return the decoded lines of all files, in the order of attempts and starts."""
+    """Return the decoded lines of all files, in the order of the run's attempts and their starts."""
     starts: list[list[dict[str, Any]]] = []
     for path in paths:
         starts.append([])
@@ -82,13 +81,13 @@ def _lines(paths: list[Path]) -> list[dict[str, Any]]:
 
 
 def _attempt_of(lines: list[dict[str, Any]]) -> int:
-    """Return the attempt in the first of these lines, or 0 if it names none."""
+    """Return the attempt that the first of these decoded lines names, or 0 if there is none."""
     attempt = lines[0].get(ATTEMPT) if lines else 0
     return attempt if isinstance(attempt, int) else 0
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Return a line as a dict, or an empty dict if a kill cut it short."""
+    """Return a line of JSON as a dict, or an empty dict if a kill cut it short."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -97,5 +96,8 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """Return `nan`, `inf` and `-inf` as floats, and anything else unchanged."""
+    """Return a metric as a number: NaN and infinity, which JSON has as "nan", "inf" and "-inf", become floats.
+
+    Any other value is returned unchanged.
+    """
     return float(value) if value in ("nan", "inf", "-inf") else value
