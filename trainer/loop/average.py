@@ -76,7 +76,7 @@ class Average:
                 _exchange(*pair)
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield pairs of this rank's part of each average and its part of the averaged weight."""
+        """Yield (average, weight) of each averaged parameter: this rank's parts of both, not copies."""
         for name, weight in self._weights.items():
             yield plain(self.tensors[name]), plain(weight)
 

@@ -41,8 +41,8 @@ class PlainState:
     def changing(self, **modules: object) -> str:
         """Return the name of a value that changed in one of the first steps, such as `model.blocks.0.count`, or "".
 
-        It is called once a step with the objects to look at by name. The first step is not compared, as a module may
-        make there the values that it keeps from then on.
+        It is called once after each step with the objects to look at by name. The first step is not compared, as
+        modules may then set values that stay.
         """
         if self._steps == _LOOKED_AT:
             return ""
@@ -96,10 +96,11 @@ class Pace:
 def reasons(
     loop: Loop, settings: Settings, dataset: Any, launched: Launched, *, met_once: bool, loads: bool, made: bool
 ) -> Iterator[str]:
-    """Yield each reason why this training cannot continue in place after a rank is killed.
+    """Yield each reason why this training cannot continue in place after a rank is killed; nothing: it can.
 
-    `met_once`: the ranks have met for this training and can meet again. `loads`: instead of getting state from other
-    ranks, all ranks load the newest checkpoint or snapshot. `made`: a function made the model.
+    `met_once`: launch has connected the ranks for this training alone, and they can connect again. `loads`: instead of
+    getting state from other ranks, all ranks load the newest checkpoint or snapshot. `made`: a function made the model,
+    and can make it again.
     """
     if launched.in_place_by_default and not _is_free(loop, loads=loads):
         yield "recovery.mode is not hot"
@@ -132,7 +133,8 @@ def _is_free(loop: Loop, *, loads: bool) -> bool:
 def _rank_reasons(loop: Loop, launched: Launched, *, met_once: bool, made: bool) -> Iterator[str]:
     """Yield the reasons against continuing in place that lie in the strategy, or in the number of ranks and nodes.
 
-    `met_once`: the ranks have met for this training and can meet again. `made`: a function made the model.
+    `met_once`: the ranks have connected for this training alone, and can connect again. `made`: a function made the
+    model.
     """
     world, strategy = loop.training.world, loop.strategy
     if not met_once:

@@ -128,7 +128,10 @@ class Evaluation:
         return [some[number] for number in range(len(of_each[0])) for some in of_each if number < len(some)]
 
     def names(self) -> list[str] | None:
-        """Return the names of the values by evaluating one batch, or None for a stream, which would lose it."""
+        """Return the names of the values that `run` returns, or None for a stream; one batch is evaluated for that.
+
+        A batch read from a stream would be lost.
+        """
         if self._shares.are_of_a_stream:
             return None
         with self._without_trace():
@@ -197,7 +200,7 @@ class Evaluation:
         return sum_of(value, samples, floats_are_sums=sums)
 
     def _with_fillers(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches; if ranks meet in each forward pass, yield fillers until no rank has a batch left."""
+        """Yield the batches; if ranks communicate in forward passes, then fillers until no rank has a batch left."""
         if not self._strategy.is_sharded:
             yield from batches
             return
@@ -212,7 +215,7 @@ class Evaluation:
 
 
 class SeveralEvaluations:
-    """A pass over each of several named sets of validation or test data."""
+    """A pass over each of several named sets of validation or test data, one after the other."""
 
     def __init__(self, each: Sequence[Evaluation]) -> None:
         self._each = each

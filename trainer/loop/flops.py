@@ -27,7 +27,10 @@ _PEAKS = (
 
 
 def peak_tflops(device: str, precision: str) -> float | None:
-    """Return the peak in 10**12 operations per second of the device of this name, or None if it is not known."""
+    """Return the peak of a device in 10**12 operations per second, by its name; None if it is not known.
+
+    `precision` is that of the training.
+    """
     column = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 3}[precision]
     parts = device.split()
     return next((float(row[column]) for row in _PEAKS if _is_in(row[0], device, parts)), None)
@@ -83,7 +86,8 @@ def counted(
 ) -> tuple[Flops, str]:
     """Return the operations of one sample, averaged over all ranks, and the message to log; all ranks call it.
 
-    `run` runs the forward pass of a micro-batch and returns its loss; `samples` then returns how many samples it had.
+    `run` runs the forward pass of a micro-batch and returns its loss; `samples`, called afterwards, returns how many
+    samples it had.
     """
     began = time.perf_counter()
     of_ranks = gathered((count(strategy, run), samples()), strategy.world)

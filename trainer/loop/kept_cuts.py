@@ -29,7 +29,8 @@ NOTED = "pp_cut"  # with a checkpoint: the parts with which stages begin
 class _File(msgspec.Struct, frozen=True):
     """The file beside the checkpoints: the layers that begin stages, and each stage's measured seconds.
 
-    `otherwise` is the slowest stage's share of the time, had the model been cut by numbers of layers.
+    `otherwise` is the share of the time that the slowest stage would have if the model were cut by numbers of layers
+    (None: unknown).
     """
 
     begins: list[str]
@@ -48,7 +49,7 @@ class KeptCuts:
         self._folder, self._world, self._measure = folder, world, measure
 
     def kept(self) -> list[Kept]:
-        """Return the cuts saved on the ranks' disks, preferred ones first; disks may have different cuts."""
+        """Return the saved cuts on the ranks' disks, preferred ones first; all ranks call it and get the same."""
         cuts_of_ranks = gathered((self._cut_of_checkpoint(), self._cut_in_file()), self._world)
         checkpoints = sorted((one for one, _ in cuts_of_ranks if one is not None), key=lambda one: -one[0])
         files = [one for _, one in cuts_of_ranks if one is not None]

@@ -19,7 +19,7 @@ _MOST = 32  # parameters: a call that is taken back costs half a microsecond in 
 
 
 class LaunchMessages:
-    """Receives launch's message that ranks have to reconnect, when asked or in the middle of a step."""
+    """Receives launch's message that ranks have to reconnect: `wait` waits for it, `watch` lets it interrupt a step."""
 
     def __init__(self) -> None:
         self._control: Control | None = None
@@ -41,21 +41,21 @@ class LaunchMessages:
         return None if self._control is None else self._control.wait(within_s)
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable once a message is there that cannot wait; -1 if there is no pipe."""
+        """Return the descriptor that is readable once a message has come that cannot wait; -1 if there is no pipe."""
         return -1 if self._control is None else self._control.fileno()
 
     @property
     def has_one_for_step_end(self) -> bool:
-        """Whether a message is there that can wait for the end of a step."""
+        """Whether a message has come that can wait for the end of a step."""
         return self._control is not None and self._control.has_message_for_step_end
 
     def watch(
         self, parameters: Iterable[nn.Parameter] | None = None, unless: Callable[[], bool] = lambda: False
     ) -> None:
-        """Start to cut the connections to other ranks when a message comes, so that pending operations fail.
+        """Start a thread that cuts the connections to other ranks when a message comes, so that operations fail.
 
         If a node only fell silent, no operation would fail by itself. With `parameters`, forward and backward passes
-        over them end with an error too, except while `unless` returns True.
+        over them raise an error too, except while `unless` returns True. `unwatch` ends the thread.
         """
 
         def check() -> None:
@@ -87,8 +87,8 @@ class LaunchMessages:
 class Passes:
     """The forward and backward passes of the current thread over these parameters, which `leave` ends.
 
-    `check` raises the error that ends them. After another rank is lost, passes would fail by themselves, but only when
-    gradients are reduced: with DDP at the end.
+    `check` is called in them and raises the error. After another rank is lost, passes would fail by themselves only
+    when gradients are reduced: with DDP at the end.
     """
 
     def __init__(self, check: Callable[[], None], parameters: Iterable[nn.Parameter]) -> None:

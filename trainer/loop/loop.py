@@ -38,23 +38,26 @@ Info = dict[str, str | int | float | bool | None]
 class StepListener(Protocol):
     """The interface by which the loop reports each step, so that a training can continue in place after a kill.
 
-    In place means in the running processes. `step_samples` is the number of samples of the step after which the
-    training continues, or None before the first step.
+    In place means in the running processes. The listener sets `step_samples` when training continues after a kill: it
+    is the size of the step after which it continues, in samples over all ranks, or None before the first step.
     """
 
     step_samples: int | None  # of the step after which training continues; None: before the first step
 
     def save_rank_state(self, loop: "Loop") -> None:
-        """Save the state that only this rank has, after the last forward pass of a step."""
+        """Save the state that only this rank has; the loop calls it after the last forward pass of each step."""
 
     def update_done(self, loop: "Loop", step_samples: int) -> None:
-        """Save the state that all ranks share, after an update with `step_samples` samples."""
+        """Save the state that all ranks share; the loop calls it after each update.
+
+        `step_samples` is the number of samples of that step over all ranks.
+        """
 
     def before_save(self, loop: "Loop") -> None:
         """Seed the random generators again if the set of ranks has changed in the step that is about to be saved."""
 
     def step_done(self, loop: "Loop") -> None:
-        """Raise an error that ends the loop if new ranks wait to join; called after logging and saving."""
+        """Raise an error that ends the loop if new ranks wait to join; the loop calls it last in each step."""
 
 
 @dataclass(slots=True)
@@ -154,14 +157,17 @@ class Loop:
         return False
 
     def _continue_after_step(self, survivor: StepListener) -> bool:
-        """Finish the step in which a rank was lost after the update; return True if a stop was requested."""
+        """Finish the step whose update was done when a rank was lost: log, validate and save.
+
+        Returns True if a stop was requested. `survivor` has the step's number of samples, None before the first step.
+        """
         if survivor.step_samples is None:
             survivor.before_save(self)
             return False
         return self._end_step(survivor.step_samples, before_saving=lambda: survivor.before_save(self))
 
     def _catch_up(self) -> None:
-        """Do what an earlier start had not yet done after its last step, such as a validation."""
+        """Do what earlier processes had not yet done after the step that was loaded, such as a validation."""
         limit, every = self.training.settings.max_time_s, self.training.settings.validate_every
         self.out_of_time = limit is not None and self.progress.seconds_before >= limit
         if self.data.samples_done == self.epoch_samples and self.progress.epoch == self.data.epoch:
@@ -230,7 +236,7 @@ class Loop:
             ) from error
 
     def _call_loss(self, model: nn.Module, data: Any) -> Any:
-        """Return the result of the user's loss function, called inside DDP's forward pass.
+        """Return the result of the user's loss function for the batch `data`; DDP calls this in its forward pass.
 
         Rank 0's buffers have been broadcast by then.
         """
@@ -238,7 +244,7 @@ class Loop:
         return self.loss(model, data)
 
     def _optimizer_step(self, batch: Batch) -> None:
-        """Update the weights after the last micro-batch, or skip the update if the loss is a spike."""
+        """Update the weights after `batch`, the last micro-batch of a step; skip the update if the loss is a spike."""
         if self.logs:
             self.rates = self.schedules.rates  # before they are scheduled again
         factor = self.count.factor(batch.step_samples)
@@ -284,9 +290,10 @@ class Loop:
         return call_on_first(self.training.world, lambda: any(one.kind == "step" for one in catalog.entries(folder)))
 
     def _end_step(self, step_samples: int, before_saving: Callable[[], None] = lambda: None) -> bool:
-        """Log, call callbacks, validate and save, each if due after a step of so many samples.
+        """Log, call callbacks, validate and save, each if due; return True if a stop was requested.
 
-        `before_saving` is called just before the checkpointer. Returns True if a stop was requested.
+        `step_samples` is the number of samples of the step over all ranks. `before_saving` is called just before the
+        checkpointer.
         """
         self.steps += 1
         self.samples += step_samples
@@ -323,7 +330,10 @@ class Loop:
         self.callbacks.on_epoch(self.training)
 
     def _is_over(self, epochs: int | None = None) -> bool:
-        """Return whether the training is over with so many finished epochs (None: those finished so far)."""
+        """Return whether the training is over: out of time, ended by a callback, or at `max_steps` or `max_epochs`.
+
+        `epochs` is the number of finished epochs to assume (None: those finished so far).
+        """
         settings, progress = self.training.settings, self.progress
         epochs = progress.epoch if epochs is None else epochs
         return (
@@ -340,7 +350,7 @@ class Loop:
             [self.out_of_time] = self.late.vote(self.progress.step, [self.progress.seconds >= limit])
 
     def _validation_is_due(self) -> bool:
-        """Return whether to validate after the current step."""
+        """Return whether to validate after the current step: by `validate_every`, or as the training is over."""
         every, step = self.training.settings.validate_every, self.progress.step
         return (isinstance(every, int) and step % every == 0) or self._is_over()
 
@@ -402,7 +412,10 @@ class Loop:
         self._refuse_to_continue()
 
     def _losses_of_step(self, seconds: Mapping[str, float]) -> tuple[dict[str, float], list[list[float]]]:
-        """Return the step's mean losses, and each rank's own seconds and memory; all ranks call it and communicate."""
+        """Return the step's mean losses, and for each rank its own seconds and memory; all ranks call it.
+
+        `seconds` are this rank's, by phase.
+        """
         world, settings = self.training.world, self.training.settings
         meets = self.strategy.is_sharded or settings.sync_batchnorm or self.own_step is not None
         mine = [own_seconds(seconds, meets_in_forward=meets), peak_memory_gb(world.device)]
@@ -411,7 +424,7 @@ class Loop:
         return self.losses.take(mine), self.losses.of_ranks
 
     def _skipped(self) -> dict[str, int]:
-        """Return how many steps were left out, by reason; empty if none were."""
+        """Return how many steps were skipped so far, by reason, for a line of metrics; empty if none were."""
         total, _ = self.strategy.skips.read()
         spikes = self.spikes.total if self.spikes is not None else 0
         return {**({"skipped": total} if total else {}), **({"spikes": spikes} if spikes else {})}

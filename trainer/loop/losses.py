@@ -27,8 +27,8 @@ LossFunction = Callable[
 class Answer:
     """The result of a loss function: the loss, an optional count, and other values by name.
 
-    Without `count` the loss is a mean over the batch's samples, else a sum over so many things, such as tokens.
-    `more_values` are means of the same kind, or pairs of sum and count.
+    Without `count` the loss is a mean over the batch's samples, else a sum over so many things, such as tokens. Each of
+    `more_values` is a mean over the same things as the loss, or a pair of sum and count.
     """
 
     loss: Tensor  # a mean over the samples of the batch; with a count, a sum
@@ -109,7 +109,7 @@ def described(value: Any) -> str:
 
 
 def plain(given: Any) -> Any:
-    """Return the value with each DTensor replaced by its whole tensor."""
+    """Return the value, which may be nested, with each DTensor in it replaced by its whole tensor."""
     if isinstance(given, Tensor):
         return given.full_tensor() if hasattr(given, "full_tensor") else given
     if isinstance(given, Mapping):
@@ -120,7 +120,7 @@ def plain(given: Any) -> Any:
 class StepLosses:
     """Collects the losses of a step's micro-batches, and averages them over all ranks if the step is logged.
 
-    `of_ranks` has the extra numbers of each rank from the last `take`.
+    `of_ranks` has, by rank, the `extra` numbers that the ranks passed to the last `take`.
     """
 
     def __init__(self, world: World) -> None:
@@ -137,7 +137,10 @@ class StepLosses:
             self._sums.append(answer.sums(batch.samples))
 
     def noted(self) -> tuple[tuple[str, ...], list[float]]:
-        """Return the losses' names, and a flat list with sum and count of each, for every micro-batch added."""
+        """Return the losses' names, and a flat list with sum and count of each, for every micro-batch added.
+
+        It is what a rank state saves; `put_back` restores it.
+        """
         return self._names, read([one for sums in self._sums for pair in sums.values() for one in pair])
 
     def put_back(self, names: Sequence[str], numbers: Sequence[float], others: Sequence[Sequence[float]] = ()) -> None:
@@ -164,7 +167,7 @@ class StepLosses:
         return {name: divided(sums[2 * place], sums[2 * place + 1]) for place, name in enumerate(self._names)}
 
     def _of_all(self, mine: list[float]) -> list[list[float]]:
-        """Return every rank's numbers, by rank; all ranks call it."""
+        """Return every rank's list of numbers, by rank; all ranks call it, each with its own."""
         if self._world.control is None:
             return [mine]
         sums = torch.tensor(mine, dtype=torch.float64)
@@ -191,12 +194,15 @@ class StepCount:
         self._count: Tensor | None = None
 
     def weighted(self, answer: Answer, batch: Batch) -> Tensor:
-        """Add the micro-batch's count, and return the loss to call `backward` on."""
+        """Add the count of the answer, that of a micro-batch, and return the loss to call `backward` on."""
         self.add(answer, batch)
         return self.share_of(answer, batch)
 
     def share_of(self, answer: Answer, batch: Batch) -> Tensor:
-        """Return the loss of a micro-batch, or a part of one, scaled to its share of the step, for `backward`."""
+        """Return the loss of a micro-batch, or of a part of one, scaled to its share of the step, for `backward`.
+
+        The count is not added.
+        """
         if answer.count is None:
             return answer.loss if batch.scale == 1.0 else answer.loss * batch.scale
         # DDP and the shards take the mean over ranks.

@@ -46,10 +46,10 @@ def learning_rate_finder(
     highest: float = 10.0,
     steps: int = 100,
 ) -> Sweep:
-    """Sweep the learning rate from `lowest` to `highest` in equal ratios, and return the losses.
+    """Sweep the learning rate from `lowest` to `highest` in equal ratios over `steps` steps, until the loss diverges.
 
-    `run_step` does one optimizer step and returns its loss, the same on all ranks. Other parameter groups keep their
-    ratio to the first one. Call this inside `put_back`, which restores the training.
+    Returns the rates and losses. `run_step` does one optimizer step and returns its loss, the same on all ranks. Other
+    parameter groups keep their ratio to the first one. Call this inside `put_back`, which restores the training.
     """
     ratios = [_ratio(group["lr"], optimizer.param_groups[0]["lr"]) for group in optimizer.param_groups]
     rates: list[float] = []
@@ -123,7 +123,7 @@ def put_back(
 
 
 def _with_inner(optimizer: Optimizer) -> list[Optimizer]:
-    """Return the optimizer, and the one inside a ZeroRedundancyOptimizer, which has this rank's state."""
+    """Return the optimizer in a list; if it is a ZeroRedundancyOptimizer, with the one inside, which has the state."""
     inner = getattr(optimizer, "optim", None)
     return [optimizer, inner] if isinstance(inner, Optimizer) else [optimizer]
 

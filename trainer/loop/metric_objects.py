@@ -16,7 +16,10 @@ States = dict[str, State]  # of a metric and of those that it is made of, by the
 
 
 def is_of_object(found: object) -> bool:
-    """Return whether this is a tuple of a metric object and its arguments, rather than a sum and a count."""
+    """Return whether a value of a metrics function is a tuple of a metric object and its arguments.
+
+    Otherwise it is a number, or a pair of sum and count.
+    """
     return isinstance(found, tuple) and bool(found) and hasattr(found[0], "update") and hasattr(found[0], "compute")
 
 
@@ -29,7 +32,7 @@ class MetricObjects:
 
     @property
     def names(self) -> list[str]:
-        """The names of the values: one for each metric, also of a collection."""
+        """The names of the values: that of each metric, and one for each metric in a collection."""
         return list(self._parts)
 
     def update(self, name: str, metric: Any, *args: Any) -> None:
@@ -59,7 +62,7 @@ class MetricObjects:
 
 
 def _parts(name: str, metric: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the metric, or each metric of a collection, with its name."""
+    """Yield (name, metric) of the metric `metric`, or, if it is a collection, of each metric in it."""
     if hasattr(metric, "items"):
         yield from ((f"{name}_{key}", one) for key, one in metric.items())
     else:

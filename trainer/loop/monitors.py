@@ -22,7 +22,7 @@ class Best:
     value: float | None = None
 
     def take(self, value: float) -> bool:
-        """Return whether `value` is better than all before; a better one is stored."""
+        """Return whether `value` is better than the best so far, and if so store it."""
         if math.isnan(value):
             return False
         gain = math.inf if self.value is None else self.value - value if self.mode == "min" else value - self.value
@@ -42,7 +42,7 @@ class EarlyStopping(Callback):
         self.bad = 0
 
     def on_start(self, training: Training) -> None:
-        """End the training at once if `patience` is used up by the checkpoint's count of bad validations."""
+        """End the training at once if the bad validations counted in the checkpoint have used up `patience`."""
         self._end_if_due(training)  # again: `patience` may have changed since
 
     def on_validation(self, training: Training, values: Values) -> None:

@@ -19,13 +19,14 @@ class Phases(Protocol):
         """Add the time since the last lap to `phase`."""
 
     def take(self) -> Spent:
-        """Return the seconds per phase since the last call, and the time that passed without validation.
+        """Return the seconds per phase, and those that passed without validation, since the last call.
 
-        On a GPU phases overlap (data is fetched while it computes), so the sum of phases is larger than that time.
+        On a GPU phases overlap (data is fetched while it computes), so the sum of phases is larger than the seconds
+        that passed.
         """
 
     def so_far(self) -> Spent:
-        """Return the values of `take` up to now by the host's clock alone, and continue counting."""
+        """Return what `take` would return now, by the host's clock alone, and continue counting."""
 
     def go_on_from(self, spent: Spent) -> None:
         """Continue counting as if the seconds in `spent` had passed before."""
@@ -53,7 +54,7 @@ class HostPhases:
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
-        """Return the seconds per phase, and those that passed without validation, since the last `take`."""
+        """Return what `take` would return now, and continue counting."""
         seconds = dict(self._seconds)
         return seconds, self._clock() - self._taken - seconds.pop(VALIDATION, 0.0)
 
@@ -108,7 +109,7 @@ class DevicePhases:
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
-        """Return the seconds of `take` up to now by the host's clock alone."""
+        """Return what `take` would return now, by the host's clock alone, and continue counting."""
         seconds, passed = self._host.so_far()
         return {
             phase: seconds.get(phase, 0.0) + self._before.get(phase, 0.0) for phase in seconds | self._before

@@ -68,7 +68,7 @@ class _CaptureInput(_StandIn):
 
 
 class _ReplayOutput(_StandIn):
-    """A stand-in that returns the last stage's output when it is called."""
+    """A stand-in that, when it is called, returns the model's output, computed by the last stage before."""
 
     def __init__(self, answer: Tensor) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _ReplayOutput(_StandIn):
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The names of the values in an Answer, and whether it has a count, without the numbers.
+    """The form of an Answer without the numbers: whether it has a count, and the names of its values.
 
     `pairs` has each name with whether the value is a sum and a count of its own.
     """
@@ -102,7 +102,8 @@ class Piped:
     def train(self, loss: LossFunction, data: Any, batch: Batch, count: StepCount, *, known: bool) -> Answer:
         """Compute the gradients of a batch, add its count to `count`, and return the loss function's answer.
 
-        `data` is the content of `batch`. With `known` the answer has all values, else only the count, if there is one.
+        All ranks of the pipeline call it. `data` is the content of `batch`. With `known` the answer has all values,
+        else only the count, if there is one.
         """
         pipeline = self._pipeline
         inputs = self._inputs(loss, data, training=True)
@@ -140,7 +141,10 @@ class Piped:
         return found
 
     def _named_values(self, function: Function, data: Any, output: Tensor | None) -> Mapping[str, Any]:
-        """Return the named values of one function on all ranks, computed on the last stage."""
+        """Return the named values of one function on all ranks; the last stage computes them from the model's `output`.
+
+        `output` is None on other stages.
+        """
         values: Mapping[str, Any] = {}
         problem = ""
         if output is not None:
@@ -307,7 +311,7 @@ def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def samples_at_once(settings: Settings, world: World) -> int:
-    """Return the number of samples that one rank trains on at once."""
+    """Return the number of samples that one rank gets in one micro-batch of a step, rounded up."""
     return -(-settings.batch_size // (settings.accumulate * world.dp_size))
 
 
@@ -321,7 +325,7 @@ def refuse_unfit_batch(settings: Settings, world: World) -> None:
 
 
 def _problems(settings: Settings, world: World) -> Iterator[str]:
-    """Yield how the batch does not fit the pipeline's stages and micro-batches."""
+    """Yield as text each reason why a rank's samples do not fit the pipeline's stages and micro-batches."""
     samples, wanted = samples_at_once(settings, world), settings.pp_microbatches
     ways = f"batch_size {settings.batch_size} / (accumulate {settings.accumulate} x {world.dp_size} dp) = {samples}"
     if samples < world.stages:

@@ -31,11 +31,11 @@ class MarkedPhases:
         _mark(phase)
 
     def take(self) -> Spent:
-        """Return the seconds of the inner stopwatch since the last call."""
+        """Return the seconds that the inner stopwatch's `take` returns, and begin again at 0."""
         return self._phases.take()
 
     def so_far(self) -> Spent:
-        """Return the seconds of the inner stopwatch since the last `take`."""
+        """Return the seconds that the inner stopwatch's `so_far` returns, and continue counting."""
         return self._phases.so_far()
 
     def go_on_from(self, spent: Spent) -> None:
@@ -94,7 +94,10 @@ class Profiler(Callback):
         return path
 
     def _summarise(self, training: Training, path: Path) -> None:
-        """Summarise the trace over all ranks, which meet here, unless a restart cut it short."""
+        """Summarise the trace at `path` over all ranks, which communicate here, and report it.
+
+        Nothing is done if a restart cut the trace short.
+        """
         if self._begun == self._first - 1:
             mine = traced(json.loads(path.read_bytes())["traceEvents"])
             found = merged(gathered(mine, training.world), self._last - self._begun)

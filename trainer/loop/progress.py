@@ -27,16 +27,16 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """The seconds of training over all starts, without work that was lost to kills."""
+        """The seconds of training since its beginning, over all restarts, without work that was lost to kills."""
         return self._seconds + self._clock() - self._began
 
     @property
     def seconds_before(self) -> float:
-        """The seconds of training in earlier starts, which are the same on all ranks."""
+        """The seconds of training before this process started, the same on all ranks."""
         return self._seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters; the reason for ending is included only if it is to last over starts."""
+        """Return the counters; the reason for ending the training is left out if it is not to last over restarts."""
         return {
             "step": self.step,
             "epoch": self.epoch,
@@ -58,7 +58,7 @@ class Progress:
 class Training:
     """A running training as callbacks see it.
 
-    `say` logs a line on rank 0; `total_steps` is None if unknown.
+    `say` logs a line on rank 0; `total_steps` is the number of steps of the whole training, None if unknown.
     """
 
     settings: Settings
@@ -79,9 +79,9 @@ class Training:
         return self.progress.epoch
 
     def end(self, reason: str, *, stays: bool = True) -> None:
-        """Make this step the last; every rank has to decide alike, at the same step.
+        """Make this step the last, for the reason `reason`; every rank has to call it at the same step.
 
-        The training is over after a restart too, unless `stays` is False and the caller decides again in `on_start`.
+        The training stays ended after a restart, unless `stays` is False: then the caller decides again in `on_start`.
         """
         if not self.progress.ending:
             self.progress.ending, self.progress.ending_stays = reason, stays

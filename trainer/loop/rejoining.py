@@ -23,15 +23,15 @@ CANNOT = "the training cannot continue in place: "  # begins an error after whic
 
 
 def cannot(why: str) -> dist.DistBackendError:
-    """Return the error that makes launch restart all ranks because of `why`, which is no mistake of the user's."""
+    """Return the error to raise if ranks cannot continue in place, because of `why`; launch then restarts all."""
     return dist.DistBackendError(CANNOT + why)
 
 
 def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str:
-    """Bring all ranks, in new process groups, to the step from which the training continues.
+    """Bring all ranks, in new process groups, to the step from which the training continues; all ranks call it.
 
-    Returns the step and its number of samples (None: before the first step), or, as text, why all ranks have to load a
-    checkpoint or snapshot.
+    `snapshots` has this rank's saved states. Returns the step and its number of samples (None: before the first step),
+    or, as text, why all ranks have to load a checkpoint or snapshot.
     """
     world = loop.training.world
     snapshots.find(loop)
@@ -100,7 +100,7 @@ def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[
 def _send_copied_states(loop: Loop, snapshots: StepSnapshots, agreed: Agreement, start: str) -> None:
     """Send each state that was lost with a node from the rank that keeps a copy to the rank it belongs to.
 
-    `start` names the start of the ranks to which the state belongs.
+    All ranks call it. `start` names, by attempt and generation, the launch of the ranks that saved the state.
     """
     world = loop.training.world
     for holder, rank in agreed.copies_sent:
@@ -114,7 +114,7 @@ def _send_copied_states(loop: Loop, snapshots: StepSnapshots, agreed: Agreement,
 
 
 def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str, Any]) -> None:
-    """Restore the loop's fields from `values`, and this rank's own state of that step."""
+    """Restore the loop's fields from `values`, and this rank's own state of `step` from `snapshots`."""
     state = snapshots.rank_states.read(step) if snapshots.rank_states is not None else None
     if state is None:
         raise cannot(f"the saved state of step {step} is gone")
@@ -143,7 +143,7 @@ def _put_buffers_back(loop: Loop, state: RankState) -> None:
 
 
 def _put_back_losses(loop: Loop, state: RankState) -> None:
-    """Restore the losses of the step that this rank has summed so far."""
+    """Restore the losses that this rank had summed in the step of its saved state."""
     if state.names:
         loop.losses.put_back(state.names, state.losses, state.others)
 

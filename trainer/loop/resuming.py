@@ -32,13 +32,16 @@ def refuse_to_resume(settings: Settings, folder: Path, world: World, launched: L
 
 
 def refuse_to_begin(settings: Settings, folder: Path, found: bool, launched: Launched) -> None:
-    """Raise BadSettings if `resume` is must but no checkpoint was found, except when launch restarts the run."""
+    """Raise BadSettings if `resume` is must but no checkpoint was found in `folder`.
+
+    When launch restarts the run, nothing is raised.
+    """
     if settings.resume == "must" and not found and _is_first_start(launched):
         raise BadSettings(f"resume: must, but {folder} has no checkpoint\nhint: resume=auto begins without one")
 
 
 def _is_first_start(launched: Launched) -> bool:
-    """Return whether this is the first start of the ranks in the first attempt of the run."""
+    """Return whether these are the first processes of the run: the first launch of the ranks in the first attempt."""
     return launched.attempt <= 1 and launched.generation <= 1
 
 
@@ -68,11 +71,11 @@ class Given:
                 self._now[name] = was if self._keeps(name) else now
 
     def _keeps(self, name: str) -> bool:
-        """Return whether the checkpoint's value of this setting is used."""
+        """Return whether the checkpoint's value of the setting `name` is used in place of the present one."""
         return name.startswith(OF_CHECKPOINT) and not self._takes_new
 
     def _outcome(self, name: str) -> str:
-        """Return the sentence that says which value is used."""
+        """Return the sentence about a changed setting that says which value is used: the saved or the present one."""
         if self._keeps(name):
             return "that of the checkpoint is used (hyperparameters=given takes the new one)"
         return "the new one is used"

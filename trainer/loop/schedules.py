@@ -36,7 +36,10 @@ class Schedule:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """Copies of the optimizer's parameter groups as it was made, without `params`, with a found learning rate."""
+        """Copies of the optimizer's parameter groups as it was made, without `params`.
+
+        If a learning rate was found by the finder, they have it.
+        """
         return copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in self._before])
 
     @property
@@ -69,7 +72,7 @@ class Schedule:
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     def validated(self, values: Mapping[str, float], monitor: str) -> None:
-        """Step a ReduceLROnPlateau by the monitored value after a validation; other schedulers do nothing."""
+        """Step a ReduceLROnPlateau by the value called `monitor`, after a validation; other schedulers do nothing."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             self._scheduler.step(monitored(values, monitor))
 
@@ -98,7 +101,10 @@ class Schedule:
         return rates[0] != rates[1]
 
     def take_given(self) -> None:
-        """Use the script's optimizer and schedule options instead of the loaded ones, at the loaded position."""
+        """Use the script's optimizer and schedule options instead of those loaded from the checkpoint.
+
+        The position in the schedule stays the loaded one.
+        """
         done = self._scheduler.last_epoch if self._scheduler is not None else 0
         if self.needs_validation:
             self._reset_groups()  # what it knows of the values before stays
@@ -164,12 +170,18 @@ class Schedules:
             one.step()
 
     def validated(self, values: Mapping[str, float], monitor: str) -> None:
-        """Step the schedulers that depend on a monitored value."""
+        """Step the schedulers that depend on a monitored value, after a validation with these values by name.
+
+        `monitor` is the name of that value.
+        """
         for one in self.each.values():
             one.validated(values, monitor)
 
     def take_given(self) -> None:
-        """Use the script's optimizer and schedule options instead of the loaded ones, at the loaded position."""
+        """Use the script's optimizer and schedule options instead of those loaded from the checkpoint.
+
+        The position in the schedules stays the loaded one.
+        """
         for one in self.each.values():
             one.take_given()
 
@@ -198,7 +210,10 @@ def _saved_by_name(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _by_name(make: MakeSchedules | None, optimizers: Optimizers) -> dict[str, MakeSchedule | None]:
-    """Return the function that makes each optimizer's scheduler, or None. Raises BadSettings for unknown names."""
+    """Return by optimizer name the function that makes its scheduler, or None if it has no schedule.
+
+    `make` is one function for all optimizers, or a dict by name. Raises BadSettings for unknown names.
+    """
     if not isinstance(make, Mapping):
         return dict.fromkeys(optimizers, make)
     if strange := sorted(make.keys() - optimizers.keys()):

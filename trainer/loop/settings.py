@@ -41,7 +41,7 @@ def _whole(least: int) -> Kind:
 
 
 def _real(*, above: float = -math.inf, least: float = -math.inf, below: float = math.inf) -> Kind:
-    """Return the type of a number within these bounds."""
+    """Return the type of a number greater than `above`, at least `least` and less than `below`."""
     bound = f"of at least {least:g}" if least > -math.inf else f"above {above:g}"
     bound += f" and below {below:g}" if below < math.inf else ""
     return Kind(
@@ -115,7 +115,7 @@ def first_and_last(profile: str) -> tuple[int, int]:
 
 
 def _is_range(value: Any) -> bool:
-    """Return whether the value is a range of steps such as `10..12`."""
+    """Return whether the value is text that names a range of steps, such as `10..12`."""
     try:
         return isinstance(value, str) and bool(first_and_last(value))
     except ValueError:
@@ -322,7 +322,10 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 
 
 def near_miss(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a hint with the known name that is most like this one, or "" if none is."""
+    """Return a hint with the known name that is most like this one, or "" if none is.
+
+    `cutoff` is the least likeness, from 0 to 1, as for difflib.
+    """
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"\nhint: did you mean {near[0]}?" if near else ""
 

@@ -12,7 +12,10 @@ from torch.utils._pytree import tree_flatten
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One forward pass: its input, its output, and `marks` that show whether either was changed since."""
+    """One forward pass: its positional and named arguments (`given`), and its output.
+
+    `marks` are values that have changed if either was changed since.
+    """
 
     given: tuple[tuple[Any, ...], dict[str, Any]]
     output: Any
@@ -24,9 +27,10 @@ class _Pass:
 
 
 class SharedForward:
-    """The model's outputs for one batch; the n-th pass of each function is shared.
+    """The model's outputs for one batch, shared by several functions that call the model with the same tensors.
 
-    A function that calls the model twice with the same tensors, as to draw twice, still gets two passes.
+    The n-th pass of one function is shared with the n-th of others only: a function that calls the model twice with the
+    same tensors, as to draw twice, still gets two passes.
     """
 
     def __init__(self) -> None:
@@ -34,7 +38,7 @@ class SharedForward:
         self._number = 0
 
     def next_function(self) -> None:
-        """Start the next function on the same batch: its first pass may reuse the first one of earlier functions."""
+        """Begin with the next function on the same batch, whose first pass may reuse the first of earlier functions."""
         self._number = 0
 
     def take(self, forward: Any, *args: Any, **named: Any) -> Any:
@@ -72,7 +76,7 @@ def sharing_forward(model: nn.Module) -> Iterator[SharedForward]:
 
 
 def marks_of(value: Any) -> list[Any]:
-    """Return values that change if anything in a tree of values does: for a tensor its memory and its version."""
+    """Return values that change if a nested value does: for each tensor its memory address and its version."""
     leaves, form = tree_flatten(value)
     return [form, *map(_mark, leaves)]
 

@@ -40,12 +40,13 @@ class StepSnapshots:
 
     `loads`: the strategy shards, so only snapshots and checkpoints may have a killed rank's state. `has_replica`:
     another rank has (with `loads`: may have) the same parameters. `made`: a function made the model and can make it
-    again. `node_suffices`: the ranks of one node have all parameters between them. `snapshot` is of the last step.
-    `part` is a copy of this rank's shards while its model is rebuilt, and `source` the tensors that it is taken from.
-    `updating`: an optimizer update is under way. `drawn`: the random generators as last recorded. `old_place`: this
-    rank and the number of ranks when its states were saved. `validated`: the last validation's step and values.
-    `verified`: steps of checkpoints that were verified, and whether their weights are finite. `resized`: the ranks
-    after the step are not those before it.
+    again. `node_suffices`: the ranks of one node have all parameters between them. `rank_states` are this rank's own
+    states, `copies` those that it keeps for a rank of another node. `snapshot` is of the last step. `part` has this
+    rank's shards while its model is rebuilt, and `source` the tensors that they are taken from. `updating`: an
+    optimizer update is under way. `drawn`: the random generators as last recorded. `old_place`: this rank and the
+    number of ranks when its states were saved. `validated`: the last validation's step and values. `verified`: steps of
+    checkpoints that were verified, and whether their weights are finite. `resized`: the ranks after the step are not
+    those before it.
     """
 
     launched: Launched
@@ -66,7 +67,7 @@ class StepSnapshots:
     resized: bool = False  # the end of the step after which it goes on is for other ranks than its beginning was
 
     def begin(self, loop: Loop) -> None:
-        """Begin to save rank states; those of an earlier start are removed. Raises OSError."""
+        """Begin to save rank states; files of earlier processes of this rank are removed. Raises OSError."""
         numpy_draws.forget()  # what was loaded has put its state back
         self.snapshot = None
         self.drop_rank_states()
@@ -95,11 +96,14 @@ class StepSnapshots:
 
     @property
     def goes_back(self) -> bool:
-        """Whether all ranks load the newest checkpoint or snapshot after a kill, which fewer ranks can do too."""
+        """Whether all ranks load the newest checkpoint or snapshot after a kill, as no other rank has the lost shards.
+
+        Fewer ranks than before can do that too.
+        """
         return self.loads and not self.has_replica  # it stays only once something was
 
     def find(self, loop: Loop) -> None:
-        """Open the states that a replaced rank left in the node's memory, if this rank has none of its own."""
+        """Open the states that the rank replaced by this one left in the node's memory, unless it has its own."""
         path = self._path(loop.training.world)
         if self.rank_states is None:
             self.rank_states = RankStateFile.from_files(path)
@@ -126,7 +130,7 @@ class StepSnapshots:
         return fits
 
     def await_copies(self) -> None:
-        """Wait until this rank's state is sent, and the state that it keeps for another rank has come.
+        """Wait until this rank's state is sent to its holder, and the state that it keeps for another rank has come.
 
         Raises RuntimeError if the other rank is gone.
         """
@@ -134,7 +138,10 @@ class StepSnapshots:
             self.copies.finish()
 
     def copy_in_new_groups(self, loop: Loop, step: int) -> None:
-        """Copy this rank's state of that step to another node again, once new process groups are made."""
+        """Copy this rank's state of `step` to another node again, in the process groups of `loop`.
+
+        All ranks call it once new groups are made.
+        """
         if not self.copies_rank_states:
             return
         world = loop.training.world
@@ -147,18 +154,19 @@ class StepSnapshots:
         self.await_copies()
 
     def keep_copied_state(self, loop: Loop, start: str, step: int, data: bytes) -> bool:
-        """Save a state that was lost with its node and was received from the rank that had a copy.
+        """Save `data`, this rank's state of `step`, which was lost with a node and came from the rank with a copy.
 
-        `start` names the start of the ranks to which it belongs. Returns False if there is no memory for it. Raises
-        OSError.
+        `start` names the launch of the ranks in which the state was saved; `loop` gives this rank's number. Returns
+        False if there is no memory for it. Raises OSError.
         """
         self.rank_states = RankStateFile.begin(self._path(loop.training.world), start)
         return self.rank_states.write(step, data)
 
     def save_resized_state(self, loop: Loop, step: int) -> bool:
-        """Save the step's state for another set of ranks, with the losses of those that are gone.
+        """Save this rank's state of `step` again, under its new number, after the number of ranks has changed.
 
-        Returns False if there is no memory for it. Raises OSError.
+        It has the losses of ranks that are gone; all ranks call it. Returns False if there is no memory for it. Raises
+        OSError.
         """
         world, before = loop.training.world, self.rank_states
         own = before.read(step) if before is not None and self.old_place is not None else None
@@ -181,7 +189,10 @@ class StepSnapshots:
         return self.rank_states.write(step, encoded(save_rank_state))
 
     def _copied_losses(self, step: int) -> dict[int, list[float]]:
-        """Return the losses in the copied state of that step by the rank they belong to; without one, an empty dict."""
+        """Return the losses in the copied state of that step, by the rank that the state belongs to.
+
+        Returns an empty dict if this rank keeps no copy of that step.
+        """
         if self.old_place is None or self.copies is None or step not in self.copies.kept:
             return {}
         return {self.old_place[0] + self.copies.world.local_size: decoded(self.copies.kept[step]).losses}
@@ -191,9 +202,10 @@ class StepSnapshots:
         return self.drawn is not None and (self.drawn.torch, self.drawn.gpu) != torch_state()
 
     def take_snapshot(self, loop: Loop, step_samples: int | None, spent: Spent | None = None) -> None:
-        """Save the shared state after an update with so many samples; None means before the first step.
+        """Save the small shared state after an update, in place of the last snapshot.
 
-        `spent` is the time since the last line of metrics; without it, the loop's stopwatch is read.
+        `step_samples` is the number of samples of the step, None before the first step. `spent` is the time since the
+        last line of metrics; None: it is read from the loop's stopwatch.
         """
         values = {name: getattr(loop, name) for name in _OF_LOOP}
         norm = float(loop.norm) if loop.norm is not None and loop.logs else None  # else nobody looks at it
@@ -202,9 +214,9 @@ class StepSnapshots:
         self.snapshot = Snapshot.of(step, subjects.shared, subjects.optimizers, values)
 
     def continue_from(self, loop: Loop, step_samples: int | None) -> None:
-        """Take the loop's present state as the one to continue from, and drop other state.
+        """Record the loop's present state as that of the last step, and drop what was saved of other states.
 
-        `step_samples` is the size of the step before it, or None before the first step.
+        `step_samples` is the number of samples of that step, None before the first step.
         """
         self.drawn = self.part = None
         self._record_source(loop)
@@ -212,12 +224,15 @@ class StepSnapshots:
         self.take_snapshot(loop, step_samples, loop.spent)
 
     def _record_source(self, loop: Loop) -> None:
-        """Record the tensors from which this rank's shards would be copied; call it between two steps."""
+        """Set `source` to the live tensors of this rank's shards, not copies, if another rank may have the same shards.
+
+        `keep_part` takes the shards from them once ranks reconnect. Call it between two steps.
+        """
         if self.loads and self.has_replica:
             self.source = Source.of(loop.checkpointer.subjects)
 
     def keep_part(self) -> None:
-        """Store this rank's shards of a model that is about to be rebuilt in `part`, and drop `source`.
+        """Set `part` to this rank's shards of a model that is about to be rebuilt, without copying, and drop `source`.
 
         `part` is None if an update is under way or the shards cannot be sent to another rank.
         """
@@ -244,7 +259,7 @@ class StepSnapshots:
         return RankReport(start, step, rank_states, copy_steps=kept, old_place=self.old_place)
 
     def _start_name(self) -> str:
-        """Return a name for this start of the ranks, made of attempt and generation."""
+        """Return a name for this launch of the ranks, made of attempt and generation."""
         return f"a{self.launched.attempt:04d}.g{self.launched.generation:04d}"
 
     def _path(self, world: World) -> Path:

@@ -20,7 +20,7 @@ def own_seconds(seconds: Mapping[str, float], *, meets_in_forward: bool) -> floa
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """Return the peak memory since the start: of tensors on a GPU, of the whole process on a CPU."""
+    """Return the peak memory in GB since the process started: of tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     import resource  # late: no rank is to have more of the standard library from its zygote than scripts have
@@ -42,7 +42,10 @@ def in_line(of_ranks: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 class Stragglers:
-    """Finds a rank for which all others wait, from one line of metrics after the other."""
+    """Finds a rank for which all others wait, from one line of metrics after the other.
+
+    A rank is slow in a line if its own work takes a given factor longer than the median rank's.
+    """
 
     def __init__(self, factor: float) -> None:
         self._factor = factor

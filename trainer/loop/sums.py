@@ -65,7 +65,7 @@ def read(values: Sequence[Count]) -> list[float]:
 
 
 def _on_the_device(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors on the first GPU among them."""
+    """Return the tensors, moved to the first GPU that has one of them, if any has."""
     device = next(tensor.device for tensor in tensors if tensor.device.type != "cpu")
     return [tensor.to(device) for tensor in tensors]
 
@@ -93,7 +93,7 @@ def divided(total: float, count: float) -> float:
 
 
 def gathered(mine: Any, world: World) -> list[Any]:
-    """Return the values of all ranks, by rank; all ranks call it."""
+    """Return the value `mine` of all ranks, by rank; all ranks call it."""
     if world.control is None:
         return [mine]
     found: list[Any] = [None] * world.size
@@ -102,7 +102,7 @@ def gathered(mine: Any, world: World) -> list[Any]:
 
 
 def one_per_replica(mine: Any, world: World) -> list[Any]:
-    """Return one rank's value for each copy of the model; the ranks of a copy have the same value.
+    """Return the value `mine` of one rank of each copy of the model, all of whose ranks have the same value.
 
     All ranks call it.
     """

@@ -57,10 +57,11 @@ _LOST = "another rank was lost"  # the message of a save group that has lost a r
 class Survivor:
     """Continues one rank's training in its process after other ranks were killed.
 
-    `member` is None if the ranks cannot meet again. `arriving`: this rank joins others that are in the middle of the
-    training. `active`: launch may replace a killed rank. `step_samples` is of the step to continue after (None: before
-    the first step), `step_at_loss` the number of steps done when another rank was killed, and `reload_reason` why all
-    ranks load a checkpoint or snapshot, or "" if they need not.
+    `wire` reports to launch. `member` is the rank's membership in the process group, None if the ranks cannot meet
+    again. `arriving`: this rank joins others that are in the middle of the training. `active`: launch may replace a
+    killed rank. `step_samples` is the number of samples of the step to continue after (None: before the first step),
+    `step_at_loss` the number of steps done when another rank was killed, and `reload_reason` why all ranks load a
+    checkpoint or snapshot, or "" if they need not.
     """
 
     wire: Wire
@@ -147,7 +148,7 @@ class Survivor:
         return bool(loop.strategy.copies) or self.snapshots.may_resize
 
     def _begin_reloading(self, loop: Loop) -> None:
-        """Prepare for the way in which all ranks load the newest checkpoint or snapshot after a kill.
+        """Prepare for loading the newest checkpoint or snapshot on all ranks after a kill.
 
         Until one is saved, launch can only restart all ranks.
         """
@@ -168,16 +169,20 @@ class Survivor:
         self._save_rank_state(loop, loop.progress.step + 1)
 
     def updating(self) -> None:
-        """Mark the weights as belonging to no step until `update_done`.
+        """Record that the weights belong to no step until `update_done`.
 
-        Raises DistNetworkError if the gradients are not what all ranks have computed together.
+        Raises DistNetworkError if connections were cut, so that gradients may lack those of other ranks.
         """
         self.snapshots.await_copies()
         self._check_arrived()
         self.snapshots.updating = True
 
     def update_done(self, loop: Loop, step_samples: int) -> None:
-        """Save the state after an update with so many samples; stop saving if state turns out to be missing."""
+        """Save the state after an update; `step_samples` is the number of samples of the step over all ranks.
+
+        If the training turns out to be unable to continue in place, that is reported to launch, and no more steps are
+        saved.
+        """
         if not self.active:
             return
         if self.snapshots.has_drawn():
@@ -202,7 +207,7 @@ class Survivor:
             raise dist.DistBackendError("new ranks wait to join")
 
     def end(self, loop: Loop, why: str) -> None:
-        """Stop saving state, tell launch that this rank cannot continue in place any more, and log `why`."""
+        """Stop saving state, report to launch that this rank cannot continue in place any more, and log `why`."""
         if self.active:
             self.active = False
             if self.snapshots.copies is None:  # else ranks of other nodes wait for its state, even if there is none
@@ -227,7 +232,10 @@ class Survivor:
             loop.training.say(text)
 
     def _take_snapshot(self, loop: Loop, step_samples: int | None) -> None:
-        """Save the shared state; stop if the script's own state cannot be copied."""
+        """Save the shared state; stop saving if the script's own state cannot be copied.
+
+        `step_samples` is the number of samples of the step, None before the first step.
+        """
         if not self.active:
             return
         try:
@@ -237,14 +245,14 @@ class Survivor:
             self.end(loop, f"the state of a step cannot be copied: {type(error).__name__}: {error}")
 
     def _save_rank_state(self, loop: Loop, step: int) -> None:
-        """Save the rank's own state of a step; stop if it does not fit in memory."""
+        """Save the rank's own state of a step; stop saving if it does not fit in memory."""
         with self._pace.measuring():
             fits = self.snapshots.save_rank_state(loop, step, known=self.active)
         if not fits:
             self.end(loop, "the state of a step does not fit in memory")
 
     def _listen(self, loop: Loop) -> None:
-        """Register this Survivor to get each step of the loop."""
+        """Register this Survivor as the loop's StepListener."""
         loop.survivor, loop.updating, loop.checkpointer.would_regroup = self, self.updating, self._has_joiners
 
     def _check_arrived(self) -> None:
@@ -267,8 +275,9 @@ class Survivor:
     def rejoin(self, error: Exception, strategy: Strategy | None, loop: Loop | None) -> World:
         """Leave the step, or an earlier attempt to reconnect, and meet the other ranks again; return the new world.
 
-        Raises `error` if it is not about another rank, or if launch sends no message. `strategy` is the one that was
-        built, or None; it is kept in the new process groups unless models have to be rebuilt.
+        `error` is the one that ended the step: it is raised again if it is not about another rank, or if launch sends
+        no message. `strategy` is the one that was built, or None; it is kept in the new process groups unless models
+        have to be rebuilt.
         """
         while True:
             able = self._may_meet and (self.loads or strategy is not None)
@@ -310,7 +319,7 @@ class Survivor:
         return (self.active or self.arriving) and (not self.snapshots.updating or self.loads)
 
     def arrive(self, loop: Loop) -> int | None:
-        """Bring this rank to the step from which the training continues.
+        """Bring this rank to the step from which the training continues; all ranks call it after `rejoin`.
 
         Returns the step, or None if all ranks load a checkpoint or snapshot.
         """
@@ -357,7 +366,7 @@ class Survivor:
         loop.training.say(f"continues in place after step {loaded.step}, from {where}; {again}{why}")
 
     def _add_verified(self, loop: Loop, step: int) -> None:
-        """Pass the steps that were verified before, up to this one, to the new Checkpointer."""
+        """Pass the steps, up to `step`, of checkpoints that were verified before to the new Checkpointer."""
         loop.checkpointer.add_verified({one: finite for one, finite in self.snapshots.verified.items() if one <= step})
 
     def _activate(self, loop: Loop) -> None:
@@ -371,7 +380,7 @@ class Survivor:
 def _is_about_lost_rank(error: Exception) -> bool:
     """Return whether the error is about a lost rank, or was raised while such an error was handled.
 
-    Once launch has sent its message, any error counts. Other errors are the user's and are raised at once.
+    Once launch has sent its message, any error counts. Other errors are the user's.
     """
     chain = _chain_of(error)
     return not any(CANNOT in str(one) for one in chain) and (

@@ -41,10 +41,10 @@ Span = tuple[float, float]  # seconds, from and to
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective as one rank saw it.
+    """One collective as one rank saw it: its operator's name, and the seconds from its begin to its end.
 
     `sent` is the bytes that the rank gave, `open_s` those of its `seconds` in which the rank computed nothing, and
-    `phase` the one in which the rank waited for it or launched it.
+    `phase` the phase of the step in which the rank waited for it or launched it.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The times of one rank's traced steps; the seconds of phases include exposed collectives and packing.
+    """The times of one rank's traced steps: `seconds` in all, and by phase of a step.
 
-    `packing` is the time spent on copies for messages, by phase.
+    Phases include exposed collectives and packing. `packing` is the time spent on copies for messages, by phase.
     """
 
     seconds: float
@@ -68,7 +68,7 @@ class Traced:
 
 
 def traced(events: Sequence[Mapping[str, Any]]) -> Traced:
-    """Return the times between the first and last phase mark of one rank's trace."""
+    """Return the times between the first and last phase mark of one rank's trace, given as its events."""
     whole = [one for one in events if one.get("ph") == "X" and "dur" in one]
     laps = sorted((_seconds(one["ts"]), one["name"][len(LAP) :]) for one in whole if one["name"].startswith(LAP))
     if len(laps) < 2:
@@ -190,7 +190,7 @@ def _sent(args: Mapping[str, Any]) -> int:
 
 
 def _computes(name: str) -> bool:
-    """Return whether an operator computes.
+    """Return whether the operator called `name` computes, rather than waits or communicates.
 
     Autograd's nodes do not count, as hooks may wait in them; the operators inside them have events of their own.
     """
@@ -243,10 +243,10 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def merged(ranks: Sequence[Traced], steps: int) -> dict[str, float]:
-    """Return means per step and rank: the step's seconds by kind of work, and what was communicated.
+    """Return means per step and rank by name, of so many traced steps of all ranks.
 
-    `step` and `hidden` are seconds of the whole step and of collectives behind computation; `bytes` and `messages`
-    count.
+    `step` is the seconds of a step, `hidden` those of collectives behind computation, `bytes` and `messages` what was
+    communicated; the rest are seconds by kind of work.
     """
     least = _least([one.collectives for one in ranks])
     sums: defaultdict[str, float] = defaultdict(float)
@@ -286,7 +286,7 @@ def _kind(phase: str) -> str:
 
 
 def _numbered(collectives: Iterable[Collective]) -> Iterable[tuple[int, Collective]]:
-    """Yield each collective with the count of equal ones before it, by which other ranks' are matched."""
+    """Yield each collective after the count of equal ones before it, by which it is matched with other ranks'."""
     seen: defaultdict[tuple[str, int], int] = defaultdict(int)
     for one in collectives:
         yield seen[one.name, one.sent], one
@@ -294,7 +294,10 @@ def _numbered(collectives: Iterable[Collective]) -> Iterable[tuple[int, Collecti
 
 
 def _least(ranks: Sequence[Sequence[Collective]]) -> dict[tuple[str, int, int], float]:
-    """Return the shortest time that any rank saw for each collective that all ranks saw."""
+    """Return the shortest time that any rank saw for each collective that all ranks saw.
+
+    `ranks` has the collectives of each rank; the key is name, bytes and the count of equal ones before it.
+    """
     times: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
     for collectives in ranks:
         for number, one in _numbered(collectives):

@@ -55,7 +55,7 @@ def _refuse_by_name(name: str, data: Mapping[str, Any], *, several: bool) -> Non
 
 
 def train_data(settings: Settings, dataset: Any, collate: Callable[[list[Any]], Any] | None, world: World) -> TrainData:
-    """Return this rank's training data."""
+    """Return this rank's training data, made of the data set or loader and the settings."""
     return TrainData(
         dataset,
         batch_size=settings.batch_size,

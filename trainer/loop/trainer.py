@@ -176,8 +176,8 @@ class Trainer:
         """Do everything before the first step, such as loading; return the step to begin from.
 
         Returns None if the model was made without weights and no checkpoint has any. `past` is the position in the data
-        that the same fit() has reached before (None: this is its first start). `survivor` brings the state if other
-        ranks are in the middle of the training.
+        that this call of fit() had reached before a spike sent it back to a checkpoint (None: it begins). `survivor`
+        brings the state if other ranks are in the middle of the training.
         """
         loop.begin_in_place = lambda loop: survivor.begin(loop, self.settings, self._dataset)
         if survivor.arriving and (step := survivor.arrive(loop)) is not None:
@@ -199,16 +199,16 @@ class Trainer:
         return start
 
     def _check_progress(self, loop: Loop, starts: Sequence[int]) -> None:
-        """Raise NotFinite if spikes sent the training back to its last start more than `skip_limit` times.
+        """Raise NotFinite if spikes sent the training back to the same checkpoint more than `skip_limit` times.
 
-        `starts` has the step of each start so far.
+        `starts` has the steps at which fit() has begun or begun again so far.
         """
         limit = self.settings.skip_limit
         if loop.spikes is not None and starts.count(starts[-1]) > limit + 1:
             raise loop.spikes.too_many_error(f"{limit + 1} times after step {starts[-1]}", limit)
 
     def _will_be_restored(self) -> bool:
-        """Return whether the model's first weights are never used, because a checkpoint replaces them."""
+        """Return whether a checkpoint replaces the model's first weights, so that they need not be drawn."""
         return bool(catalog.steps(self._folder)) and not (self.settings.count_flops and self._flops is None)
 
     @property
@@ -219,8 +219,8 @@ class Trainer:
     def _resume(self, loop: Loop, *, again: bool) -> int | None:
         """Load the newest checkpoint and return its step, or 0 if there is none.
 
-        Returns None if there is none and the model was made without weights, so that it has to be made again. With
-        `again`, the settings were checked before.
+        Returns None if there is none and the model was made without weights, so that it has to be made again. `again`
+        is True for a second call in one fit(), which does not repeat the check of the setting `resume`.
         """
         launched, checkpointer, say = Launched.from_environment(), loop.checkpointer, loop.training.say
         if not again:
@@ -343,7 +343,7 @@ class Trainer:
 
     @contextmanager
     def _world(self, given: World | None) -> Iterator[World]:
-        """Join the other ranks, or use the given world, within this context, which gets the world."""
+        """Join the other ranks, or use the world `given`, within this context, which gets the world."""
         settings = self.settings
         if given is not None:
             yield on_mesh(given, settings.mesh)

@@ -23,7 +23,7 @@ class OwnStep:
     turns: Turns
 
     def run(self, model: nn.Module, data: Any, batch: Batch, number: int) -> Answer:
-        """Run the function on a micro-batch of step `number`, and return its answer."""
+        """Run the function on `data`, the content of micro-batch `batch` of step `number`, and return its answer."""
         self.turns.begin(number, batch.scale, ends_step=batch.ends_step)
         return answer_of(self.function(model, data, self.turns))
 

@@ -22,9 +22,9 @@ _OF_HUGGING_FACE = ("config", "generation_config")
 
 
 def begin_with(start: StartFrom | None, loop: Loop) -> None:
-    """Load the weights that were given to begin with; None does nothing.
+    """Load the weights that the user gave to begin with (`start`) into the model, which is wrapped by then.
 
-    The model is wrapped and sharded before.
+    None does nothing.
     """
     if start is None:
         return
@@ -41,7 +41,10 @@ def begin_average(loop: Loop) -> None:
 
 
 def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *, best: bool = False) -> None:
-    """Load the newest complete checkpoint, the best one, or that of a step; without any, the weights to start from."""
+    """Load the newest complete checkpoint's weights, with `best` the best one's, or those of `step`.
+
+    If there is no checkpoint, load the weights given to begin with (`start`), if any.
+    """
     folder, world, module = loop.checkpointer.folder, loop.training.world, loop.strategy.module
     if step is not None or best or call_on_first(world, lambda: bool(catalog.entries(folder))):
         loop.progress.step = load_model_together(module, folder, world, step, best=best)
