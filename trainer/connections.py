@@ -60,7 +60,7 @@ class BlockedThread:
     def blocked_s(self) -> float:
         """Return for how many seconds the thread has been blocked in a torch operation without using the CPU.
 
-        Only the time between calls counts; call it about once a second or more often.
+        It measures from one call to the next, so call it about once a second or more often.
         """
         last, self._last = self._last, self._now()
         try:
@@ -101,8 +101,8 @@ class BlockedThread:
 class Connections:
     """The sockets that process groups opened while `watching` was active, which `cut` shuts down.
 
-    `cut_on` cuts them again every `again_ms`; a thread that is still blocked in torch `stuck_s` seconds later ends the
-    process. `given_up` is True once a group was cut because ranks meet in another one.
+    `cut_on` cuts them again every `again_ms` milliseconds; a thread that is still blocked in torch `stuck_s` seconds
+    later ends the process. `given_up` is True once a group was cut because ranks are to meet in another one.
     """
 
     def __init__(self, *, again_ms: int = 20, stuck_s: float = 2.0) -> None:
@@ -117,7 +117,10 @@ class Connections:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record the sockets that are opened in this context, if launch may ask the ranks to meet again."""
+        """Record the sockets that are opened in this context.
+
+        Nothing is recorded if launch cannot ask the ranks to meet again in new groups.
+        """
         if "LAUNCH_CONTROL" not in os.environ:
             yield
             return
@@ -151,7 +154,7 @@ class Connections:
         self.given_up = False
 
     def abort_with_others(self, group: dist.ProcessGroup) -> None:
-        """Abort this GPU group at the next `cut`, if launch may ask the ranks to meet again."""
+        """Let the next `cut` also abort this GPU group, if launch may ask the ranks to meet again."""
         if "LAUNCH_CONTROL" in os.environ:
             self._group = group
 
@@ -176,7 +179,7 @@ class Connections:
     def cut(self, how: int = socket.SHUT_RDWR) -> None:
         """Abort the GPU group, if any, and shut down all recorded connections.
 
-        `how` may limit the shutdown to reading while operations are under way.
+        `how` is the direction of socket.shutdown: it may be reading alone while operations are under way.
         """
         with self._aborting:  # the second thread continues when the first is done
             group, self._group = self._group, None
@@ -194,15 +197,15 @@ class Connections:
                 self._called.add(name)
 
     def _made_since(self) -> dict[int, str]:
-        """Return the sockets, by descriptor, that were opened since watching began."""
+        """Return the sockets that were opened since `watching` began: their names in /proc by descriptor."""
         before = self._before
         return {} if before is None else {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
 
     def _cut_on(self, fd: int, over: int, leave: Callable[[], None], caller: tuple[int, int]) -> None:
-        """Wait until `fd` is readable, then cut again and again until `over` is.
+        """Wait until the descriptor `fd` is readable, then cut again and again until the descriptor `over` is.
 
         A rank that has not noticed the loss yet may make new connections. `leave` is called after each cut, and
-        `caller` is the thread to watch for being blocked.
+        `caller` is the thread (Python's and the kernel's number) to watch for being blocked.
         """
         waiting = select.poll()
         waiting.register(fd, select.POLLIN)

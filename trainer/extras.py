@@ -46,10 +46,11 @@ def command_for(
     python: str,
     with_pip: bool = True,
 ) -> str:
-    """Return the command that adds an extra to the environment at `prefix`.
+    """Return the command that adds the extra, such as `serve`, to the environment at `prefix`.
 
     `packages` are those that the extra needs, `source` is where the environment's copy of launch came from (PEP 610,
-    None: the package index), `python` its interpreter; without `with_pip` it has no pip.
+    None: the package index), and `python` its interpreter. Without `with_pip` the environment has no pip, and uv is
+    used.
     """
     if (receipt := prefix / "uv-receipt.toml").is_file():
         return _of_uv_tool(extra, source, receipt)
@@ -68,9 +69,9 @@ def command_for(
 
 
 def _of_uv_tool(extra: str, source: dict[str, Any] | None, receipt: Path) -> str:
-    """Return the command that installs the uv tool again with one more extra, as uv cannot add a single package.
+    """Return the command that installs launch as a uv tool again with one more extra; uv cannot add a single package.
 
-    `receipt` is uv's file about the installed tool.
+    `source` is where launch came from (None: the package index), `receipt` uv's file about the installed tool.
     """
     import tomllib  # late: ranks import this module, and only a failure reads a file
 

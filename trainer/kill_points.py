@@ -12,7 +12,7 @@ _LOOK_S = 0.05
 class KillPoints:
     """The steps after which one rank waits to be killed.
 
-    A file in `folder` marks each step that was reached, so that the next start of the rank passes it.
+    A file in `folder` marks each step that was reached, so that the rank does not wait there again after a restart.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class KillPoints:
         return cls(Path(environ["LAUNCH_RUN_DIR"]), mine) if mine else None
 
     def is_reached(self, step: int) -> bool:
-        """Return whether a step up to `step` is one to wait at that has no mark yet, and mark it.
+        """Return whether `step` is at or past a step to wait at that was not marked as reached, and mark that step.
 
         With several such steps only the first one is marked.
         """

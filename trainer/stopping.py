@@ -44,7 +44,7 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def ask(self) -> None:
-        """Set the flag, as the signals do."""
+        """Request a stop from within the process, as the signals do."""
         self._asked.set()
 
     @property
@@ -84,7 +84,10 @@ class Votes:
         return self._group is None or self._next_step is None or step >= self._next_step
 
     def vote(self, step: int, flags: Sequence[bool]) -> list[bool]:
-        """Return for each flag whether any rank has set it; all ranks call it."""
+        """Return for each flag whether any rank has set it; all ranks call it after a step for which `due` is True.
+
+        The flags are this rank's, in the same order on all ranks.
+        """
         if self._group is None:
             return list(flags)
         steps = self._steps_until_vote(step) if self._group.rank() == 0 else 0

@@ -53,13 +53,15 @@ class Every:
 class Launched:
     """The settings that launch passes to a rank in LAUNCH_* variables; all defaults outside of launch.
 
-    `generation` counts the starts of the ranks in an attempt. `disks_apart`: nodes share no disk.
-    `checkpoint_copy_lag`: how far copies on a second disk may be behind. `memory_copied`: launch copies snapshots into
-    another node's memory. `progress` and `control` are the pipes to and from the agent. `in_place_by_default`: the user
-    did not ask for recovery in place, so it is used only if it costs next to nothing. `rank_state_dir` is the folder in
-    memory for states that only this rank has, and `rank_states_copied` says that they are copied to another node.
-    `joins`: the other ranks are in the middle of the training. `reserve`: this process is no rank yet and reports there
-    that it waits. `lease_s`: how long until launch considers a silent node lost.
+    `generation` counts the launches of the ranks in an attempt. `checkpoint_dir`, `checkpoint_every` and
+    `checkpoint_keep` say where checkpoints go, how often, and how many are kept; the `memory_` ones are for snapshots
+    in the node's memory. `disks_apart`: nodes share no disk. `checkpoint_copy_lag`: how far copies on a second disk may
+    be behind. `memory_copied`: launch copies snapshots into another node's memory. `progress` and `control` are the
+    pipes to and from the agent. `in_place_by_default`: the user did not ask for recovery in place, so it is used only
+    if it costs next to nothing. `rank_state_dir` is the folder in memory for states that only this rank has, and
+    `rank_states_copied` says that they are copied to another node. `joins`: the other ranks are in the middle of the
+    training. `reserve`: this process is no rank yet and reports there that it waits. `lease_s`: how long until launch
+    considers a silent node lost.
     """
 
     run_dir: Path | None = None
@@ -120,7 +122,7 @@ class Launched:
 
 
 class Wire:
-    """The pipe by which this rank reports its progress to launch's agent.
+    """The pipe by which this rank reports its progress to launch's agent, the process that started it.
 
     If there is no agent, or it has exited, training continues without reports.
     """

@@ -88,7 +88,7 @@ class World:
 
     @property
     def replica_leaders(self) -> range:
-        """The first rank, with the first pipeline stage, of each copy of the model."""
+        """The first rank of each copy of the model, which has its first pipeline stage."""
         return range(0, self.ranks_per_stage, self.tp_size)
 
     @property
@@ -227,8 +227,8 @@ class Membership:
     def rejoin(self, until_readable: int) -> World:
         """Give up the group, which has lost a rank, and meet the other ranks at the environment's new address.
 
-        Returns the new world. Raises torch's RuntimeError once `until_readable` is readable: the ranks then meet
-        elsewhere.
+        Returns the new world. Raises torch's RuntimeError once the descriptor `until_readable` is readable: launch has
+        sent another message, and the ranks meet elsewhere.
         """
         device = self.world.device
         if not dist.is_initialized():  # the meeting before this one came to nothing
@@ -303,12 +303,15 @@ def barrier(world: World) -> None:
 
 
 def call_on_first(world: World, act: Callable[[], T]) -> T:
-    """Return on all ranks the result of `act` on rank 0; a TrainerError there is raised on all ranks."""
+    """Return on all ranks the result of `act` on rank 0; a TrainerError there is raised on all; all ranks call it."""
     return call_on_rank(world, 0, act)
 
 
 def call_on_rank(world: World, rank: int, act: Callable[[], T]) -> T:
-    """Return on all ranks the result of `act` on rank `rank`; a TrainerError there is raised on all ranks."""
+    """Return on all ranks the result of `act` on rank `rank`; all ranks call it.
+
+    A TrainerError there is raised on all ranks.
+    """
     answer: list[Any] = [None, None]
     if world.rank == rank:
         try:
@@ -386,7 +389,7 @@ def _device(local_rank: int, wanted: torch.device | None) -> torch.device:
 
 
 def _own_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
-    """Return the store in which ranks find each other, served by rank 0 on its own address only.
+    """Return the store in which ranks find each other, which this process, rank 0, serves at its own address only.
 
     By default TCPStore listens on every interface, without a password (pytorch#173909).
     """
@@ -439,7 +442,8 @@ def _found_store(address: str, port: int, size: int, timeout: dt.timedelta) -> d
 def _await_listener(address: str, port: int, end: float) -> None:
     """Wait until a server listens at the address.
 
-    Raises OSError after the time `end`, and DistNetworkError if launch sends a new message.
+    Raises OSError if there is none at the time `end` (of time.monotonic), and DistNetworkError if launch sends a new
+    message.
     """
     while True:
         try:

@@ -17,7 +17,7 @@ _LACKING = ("not support", "not implemented", "unsupported", "does not have")
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The result of one operation with one size: the time of each repetition on the slowest rank.
+    """The result of one operation with messages of one size: the time of each repetition on the slowest rank.
 
     `ranks` counts those that took part, `wrong` the wrong numbers over all ranks and repetitions. `lacking` is why the
     backend cannot do the operation, or "".
@@ -32,7 +32,10 @@ class Timed:
 
 
 def members(many: int, nodes: int, per_node: int) -> tuple[int, ...]:
-    """Return the numbers of `many` ranks to take part: equally many of each node if possible, else the first ones."""
+    """Return the numbers of `many` ranks to take part, out of `nodes` nodes with `per_node` ranks each.
+
+    They are equally many of each node if possible, else the first ones.
+    """
     if many % nodes:
         return tuple(range(many))
     return tuple(node * per_node + local for node in range(nodes) for local in range(many // nodes))

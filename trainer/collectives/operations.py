@@ -14,8 +14,8 @@ _PERIOD = 7
 class Place:
     """The place of one rank in a measurement of collectives.
 
-    `index` is its number among the `ranks` that take part, `count` the number of float32 values in all, a multiple of
-    the number of ranks.
+    `group` is the process group of the ranks that take part, `index` this rank's number among these, `ranks` their
+    numbers in the world, and `count` the number of float32 values in all, a multiple of the number of ranks.
     """
 
     group: dist.ProcessGroup
@@ -38,7 +38,7 @@ class Place:
         return list(self.of(index).chunk(self.many))
 
     def empty(self, count: int) -> Tensor:
-        """Return a buffer of `count` numbers that no operation results in (-1)."""
+        """Return a buffer of `count` numbers, filled with -1, which no operation results in."""
         return torch.full((count,), -1.0, device=self.device)
 
     @property

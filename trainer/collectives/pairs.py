@@ -39,7 +39,10 @@ class Pair:
 
 
 def pairs(world: World, nodes: int, per_node: int, group: dist.ProcessGroup) -> Iterator[Pair]:
-    """Yield each pair of nodes on every rank; `group` is a gloo group of all ranks."""
+    """Yield the measured path between each two nodes, on every rank; all ranks call it.
+
+    There are `nodes` nodes with `per_node` ranks each; `group` is a gloo group of all ranks.
+    """
     for one, other in combinations(range(nodes), 2):
         ends = (one * per_node, other * per_node)
         mine = _measured(world, ends, group)

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 class CsvLogger(Callback):
     """A callback that writes one row per step with all logged, validated and tested values, on rank 0.
 
-    A start that goes back to a checkpoint removes the rows of later steps, so that each step is there once.
+    If the training resumes from a checkpoint, rows of later steps are removed, so that each step is there once.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -84,7 +84,7 @@ class CsvLogger(Callback):
         self._write_or_warn(lambda path: self._append(path, row) if appends else self._write_all(path))
 
     def _append(self, path: Path, row: Row) -> None:
-        """Append one row to the file."""
+        """Append one row to the file at `path`."""
         with path.open("a", newline="") as file:
             csv.DictWriter(file, self._columns, restval="").writerow(row)
 

@@ -15,7 +15,7 @@ _STRANGE = re.compile(r"[^\w.\- :/]")
 
 
 class MlflowLogger(TrackingLogger):
-    """A callback that logs to a run of MLflow, which later starts find by its tag `training_id`.
+    """A callback that logs to a run of MLflow, which restarted processes find by its tag `training_id`.
 
     The run's metric `step` is the last step that it has.
     """
@@ -41,12 +41,12 @@ class MlflowLogger(TrackingLogger):
         self._name = name or os.environ.get("LAUNCH_RUN_ID")
 
     def tracker(self, about: About) -> "MlflowRun":
-        """Return the MLflow run for one start of the training."""
+        """Return the MLflow run of the training `about`, for these processes; it is not connected yet."""
         return MlflowRun(about, self._experiment, self._uri, self._name, self._given)
 
 
 class MlflowRun:
-    """The connection of one start of a training to its MLflow run."""
+    """The connection of a training's present processes to its MLflow run."""
 
     def __init__(
         self, about: About, experiment: str, uri: str | None, name: str | None, run_id: str | None = None

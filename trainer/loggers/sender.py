@@ -34,7 +34,7 @@ class Tracker(Protocol):
     """The interface of a tracking server for one start of a training; after an error the same rows are sent again."""
 
     def open(self) -> None:
-        """Begin or continue a run."""
+        """Connect, and begin the training's run or continue the one of earlier processes."""
 
     def send(self, rows: Sequence[Row]) -> None:
         """Send rows in order, except those that the run already has."""
@@ -116,7 +116,7 @@ class Sender:
             return self._ending.is_set()
 
     def _send_some(self) -> None:
-        """Send the first waiting rows, after those of earlier starts."""
+        """Send the first waiting rows, after those that earlier processes had not sent."""
         if self._earlier is not None and (self._waiting or self._done):
             self._send_earlier(self._earlier)
             self._earlier = None
@@ -129,7 +129,10 @@ class Sender:
                 self._waiting.popleft()
 
     def _send_earlier(self, earlier: Earlier) -> None:
-        """Send rows of earlier starts; one of this start's first step is merged, so that each step is sent once."""
+        """Send rows that earlier processes had not sent.
+
+        A row of the same step as this process's first one is merged with it, so that each step is sent once.
+        """
         first = self._waiting[0] if self._waiting else None
         rows = earlier(None if first is None or first.of_test else first.step)
         if first is not None and not first.of_test and rows and rows[-1].step == first.step:

@@ -26,7 +26,8 @@ PATIENCE_S = 30.0
 class About:
     """Facts about a training that a tracking server gets beside its metrics.
 
-    `folder` is that of the metrics, which an earlier start may have written.
+    `settings` are its settings by name, `folder` is that of the metrics files, which earlier processes may have
+    written.
     """
 
     training_id: str
@@ -37,10 +38,10 @@ class About:
 class TrackingLogger(Callback):
     """A callback that sends metrics from a thread of rank 0, so that no slow or absent server delays the training.
 
-    The training's id is kept in the checkpoint: later starts write into the same run, and leave out the steps that the
-    run has. Values that a kill kept from the server are sent again from `metrics.jsonl`. All values of a step are sent
-    together, when the next step comes or the training ends: otherwise a validation that was cut short and repeated
-    would be left out with its step.
+    The training's id is kept in the checkpoint: restarted processes write into the same run, and leave out the steps
+    that the run has. Values that a kill kept from the server are sent again from `metrics.jsonl`. All values of a step
+    are sent together, when the next step comes or the training ends: otherwise a validation that was cut short and
+    repeated would be left out with its step. `package` is the Python package of the server, which a subclass names.
     """
 
     package = ""
@@ -59,7 +60,7 @@ class TrackingLogger(Callback):
         self._done = False
 
     def tracker(self, about: About) -> Tracker:
-        """Return the connection to the server for one start of the training."""
+        """Return the connection to the server for the training `about`; a subclass makes it."""
         raise NotImplementedError
 
     def on_start(self, training: Training) -> None:
@@ -87,7 +88,7 @@ class TrackingLogger(Callback):
         self._done = True
 
     def on_end(self, _training: Training) -> None:
-        """End the connection; a start that did not finish drops the values of its newest step."""
+        """End the connection; if the training has not finished, the values of its newest step are dropped."""
         self._row = None  # where it is not done it comes back: from metrics.jsonl, or by doing it again
         sender, self._sender = self._sender, None
         if sender is not None:

@@ -42,10 +42,11 @@ class Service:
 
 
 def find_service(app: str, args: Sequence[str]) -> Service:
-    """Return the service in `module`, `module:name` or `file.py[:name]`, made with the training's arguments.
+    """Return the service in `app`: `module`, `module:name` or `file.py[:name]`.
 
     Without a name it is the module's `service`, else it is made of the module's `load`, `predict`, `INPUT`, `OUTPUT`
-    and `EXAMPLE`. Raises BadSettings if there is none.
+    and `EXAMPLE`. A `service` that is a function is called with `args`, the arguments of the training. Raises
+    BadSettings if there is none.
     """
     place, _, name = app.partition(":")
     module = _imported(place)

@@ -51,7 +51,7 @@ def serve_batches(server: MessageSocket, service: Service, model: Any, threads: 
 
 
 def on_device(model: Any, number: int) -> Any:
-    """Return the model on a GPU for this worker, if there is any.
+    """Return the model on the GPU of worker `number`, or unchanged if there is no GPU.
 
     Call it after the fork, which CUDA does not survive.
     """
@@ -135,7 +135,10 @@ class WorkerPool:
                 self._renew(message)
 
     def _load(self, find: Any, checkpoint: Path) -> None:
-        """Call `find` for the service, load its checkpoint, try the example, and send a description or the error."""
+        """Load the service that `find()` returns with its checkpoint, try the example, and report to the server.
+
+        The message has the service's description, or the error.
+        """
         try:
             service = self._service = find()
             self._model = service.load(checkpoint)
@@ -160,7 +163,7 @@ class WorkerPool:
         self._server.send({"op": "loaded", **described})
 
     def _fork(self, message: dict[str, Any]) -> None:
-        """Fork a worker, which serves the socket that came with the message."""
+        """Fork a worker, with the settings in `message`, which serves the socket that came with the message."""
         end = self._server.receive_socket()
         sys.stdout.flush()
         sys.stderr.flush()
