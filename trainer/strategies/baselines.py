@@ -38,7 +38,7 @@ def devices(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def _number(kind: str, asked: str) -> int | None:
-    """Return the number in text such as `dp=4` if it begins with `kind` and the number is above 0, else None."""
+    """Return the number in `asked`, such as `dp=4`, if it begins with `kind` and is above 0, else None."""
     number = asked.removeprefix(kind)
     if number == asked or not number.isdecimal():
         return None
@@ -95,7 +95,7 @@ def place_on_devices(module: nn.Module, blocks: Sequence[nn.Module], many: int, 
 
 
 def place_layers(module: nn.Module, blocks: Sequence[nn.Module], here: Sequence[torch.device]) -> None:
-    """Place blocks, and the layers before, between and after them, on the devices `here` in turn.
+    """Place blocks, and the layers before, between and after them, on the devices in `here`, equally many on each.
 
     Hooks move the inputs of each layer to its device, and the output to the first one. Layers that share a parameter go
     to the same device. Raises BadSettings if there are fewer blocks than devices.
@@ -125,13 +125,13 @@ def place_layers(module: nn.Module, blocks: Sequence[nn.Module], here: Sequence[
 def _move_inputs(
     home: torch.device, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Move a layer's inputs to its device, as a hook before its forward pass."""
+    """Return a layer's positional and named inputs on the device `home`, as a hook before its forward pass."""
     found: tuple[tuple[Any, ...], dict[str, Any]] = _moved((inputs, named), home)
     return found
 
 
 def _moved(data: Any, home: torch.device) -> Any:
-    """Return nested data with its tensors on the device."""
+    """Return nested data with its tensors on the device `home`."""
     if isinstance(data, Tensor):
         return data.to(home)
     if isinstance(data, dict):

@@ -33,7 +33,7 @@ def sync_batch_norm(module: nn.Module, world: World) -> None:
 
 
 def _check(name: str, kind: type[Norm]) -> None:
-    """Raise BadSettings for a layer class with a forward of its own, whose extra work would be left out."""
+    """Raise BadSettings if the class of layer `name` (`kind`) has a forward of its own, which would be left out."""
     if kind.forward is not _OF_TORCH and kind not in _classes.values():
         raise BadSettings(
             f"sync_batchnorm: {name or 'the model'}: expected torch's own forward, got that of {kind.__qualname__}\n"

@@ -33,7 +33,10 @@ def without_shared_parameters(module: nn.Module, blocks: Sequence[nn.Module]) ->
 
 
 def _owns_all(block: nn.Module, everywhere: Counter[int]) -> bool:
-    """Return whether all uses of the block's parameters are inside it."""
+    """Return whether all uses of the block's parameters are inside it.
+
+    `everywhere` counts the uses of each parameter in the whole model.
+    """
     here = Counter(id(parameter) for _, parameter in block.named_parameters(remove_duplicate=False))
     return all(everywhere[key] == count for key, count in here.items())
 
@@ -58,9 +61,9 @@ def _only_contains(module: nn.Module) -> bool:
 
 
 def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[nn.Module]:
-    """Return the modules that a setting names by pattern, class or rule, without modules inside of others.
+    """Return the modules that `wanted` names by pattern, class or rule, without modules inside of others.
 
-    `setting` is its name, for the BadSettings that is raised if a name fits none.
+    `setting` is the name of the setting, for the BadSettings that is raised if a pattern fits no module.
     """
     if not callable(wanted):
         _refuse_strangers(module, wanted, setting)
@@ -77,7 +80,10 @@ def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[n
 
 
 def _fits(name: str, part: nn.Module, wanted: Choice) -> bool:
-    """Return whether the module fits one of the wanted names, patterns or classes, or the wanted rule."""
+    """Return whether the module `part` fits one of the wanted patterns or classes, or the wanted rule.
+
+    `name` is its name in the model.
+    """
     if callable(wanted):
         return wanted(name, part)
     return any(type(part).__name__ == pattern or fnmatchcase(name, pattern) for pattern in wanted)

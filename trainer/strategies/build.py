@@ -54,11 +54,12 @@ def build(
 ) -> Strategy:
     """Return the strategy for a model, which is changed in place; all ranks call it and rank 0's weights count.
 
-    `own_step`: gradients are reduced by `Turns`, in the order of the user's own training step. `tp_plan`: how layers
-    are divided over tensor-parallel ranks, by default the model's own plan. `cuts`: the interface to cut a pipeline by
-    measured time. `restored`: a checkpoint is about to replace the weights. If all ranks pass it and nothing else
-    depends on the weights, they are not initialised, and the strategy is `deferred`. A rank that joins others gets
-    their weights and decides alone. `made`: the model, if it was made without weights before.
+    `own_step`: the user's own training step calls the model and steps the optimizers, through `Turns`. `tp_plan`: how
+    layers are divided over tensor-parallel ranks, by default the model's own plan. `cuts`: the interface to cut a
+    pipeline by measured time (None: it is not measured). `restored`: a checkpoint is about to replace the weights. If
+    all ranks pass it and nothing else depends on the weights, they are not initialised, and the strategy is `deferred`.
+    A rank that joins others gets their weights and decides alone. `made`: the model, if it was made without weights
+    before.
     """
     check(settings, world)
     if own_step and world.ranks_per_replica > 1:
@@ -140,7 +141,10 @@ def _build(
 
 
 def _try_optimizer(module: nn.Module, make_optimizer: MakeOptimizer) -> Optimizer | Optimizers | None:
-    """Return the new optimizer, or None if making it depends on weights that are still to be loaded."""
+    """Return the optimizer or optimizers that `make_optimizer(module)` makes.
+
+    Returns None if making them depends on weights that are still to be loaded.
+    """
     return done_without_weights(module, lambda: make_optimizer(parameters_of(module)))
 
 
@@ -218,9 +222,9 @@ def summary(strategy: Strategy) -> str:
 def _make_module(
     model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings
 ) -> tuple[nn.Module, dict[str, Tensor] | None]:
-    """Return the module, and this rank's rows of its parameters, or None in their place if the module is whole.
+    """Return the model and None; or, with `by_parts`, the model without data, and this rank's rows of each parameter.
 
-    With `by_parts` the module's own parameters are on the meta device.
+    Without data means that the parameters are on the meta device. The rows are given by parameter name.
     """
     if not settings.by_parts:
         return (model if isinstance(model, nn.Module) else model()), None
@@ -250,7 +254,7 @@ def _check_module(module: nn.Module) -> None:
 
 
 def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list[nn.Module]:
-    """Return the blocks that are sharded, recomputed or compiled separately, or an empty list if nothing is."""
+    """Return the blocks that are sharded, recomputed or compiled separately; an empty list if nothing needs them."""
     by_blocks = (
         settings.activation_checkpointing or settings.strategy in SHARDS or (settings.compile and world.stages > 1)
     )

@@ -57,7 +57,11 @@ _PAST_OPERATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Properties of a torch operation: whether it writes in place, draws random numbers, or reads values."""
+    """Properties of a torch operation.
+
+    `in_place`: it writes into its first argument and returns that. `draws`: it draws random numbers. `reads`: it
+    depends on its arguments' values.
+    """
 
     in_place: bool  # it writes numbers into its first argument, and gives that one back
     draws: bool
@@ -113,7 +117,7 @@ class _DeferredInit(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _hold(self, tensor: Tensor) -> None:
-        """Record that the tensor's memory is not initialised."""
+        """Record that the tensor's memory is not initialised, so that reading it raises WeightsWanted."""
         held = StorageWeakRef(_storage(tensor))
         self._memory[held.cdata] = held  # whose identity is nobody else's as long as this is there
 
@@ -158,7 +162,7 @@ def is_deferred() -> bool:
 
 
 def make_deferred(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """Return the model with uninitialised parameters, or None if something depends on their values."""
+    """Return the model that `make` makes, with uninitialised parameters; None if something depends on their values."""
     deferred = _DeferredInit()
     with _watched(deferred):
         try:
@@ -182,7 +186,7 @@ def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
 def agreed(world: World, yes: bool) -> bool:
     """Return whether `yes` is True on all ranks, which all call this.
 
-    A rank that joins others in the middle of a training decides alone.
+    A rank that joins others in the middle of a training gets its own `yes` back at once.
     """
     if world.rejoined:
         return yes

@@ -13,9 +13,9 @@ from trainer.strategies.optimizers import parameters_in
 
 
 class Skips:
-    """Counts skipped steps, in all and in a row; on a GPU the counts stay there until read.
+    """Counts skipped steps, in all and in a row; on a GPU the counts stay on the device until `read`.
 
-    `learned` says whether the last step was not skipped.
+    `learned` says whether the last step was not skipped; on a GPU it is a tensor.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,10 @@ def _can_skip_itself(optimizer: Optimizer) -> bool:
 
 
 def step_where(finite: Tensor, optimizers: Collection[Optimizer]) -> bool | Tensor:
-    """Step the optimizers if `finite` is true, without waiting for a GPU; return `finite`, as a bool on a CPU."""
+    """Step the optimizers if `finite` is true, without waiting for a GPU.
+
+    Returns `finite`: on a CPU as a bool, on a GPU as the tensor that it is.
+    """
     if finite.device.type == "cpu":
         known = bool(finite)
         for optimizer in optimizers if known else ():
@@ -91,7 +94,7 @@ def step_where(finite: Tensor, optimizers: Collection[Optimizer]) -> bool | Tens
 
 
 def step_fused(finite: Tensor, optimizer: Optimizer) -> None:
-    """Step a fused optimizer, which does nothing if `finite` is false."""
+    """Step a fused optimizer, whose kernel changes nothing if `finite` is false."""
     flags = {"grad_scale": None, "found_inf": (~finite).float()}
     for name, value in flags.items():
         setattr(optimizer, name, value)
@@ -101,9 +104,9 @@ def step_fused(finite: Tensor, optimizer: Optimizer) -> None:
 
 
 def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
-    """Step an optimizer that is not fused on a GPU, with zero gradients if they are not finite.
+    """Step an optimizer on a GPU that is not fused; if `finite` is false, with gradients of zero.
 
-    Weights stay finite, while momentum and weight decay still act.
+    Weights then stay finite, while momentum and weight decay still act.
     """
     for parameter in parameters:
         if parameter.grad is not None:

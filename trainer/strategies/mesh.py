@@ -19,7 +19,10 @@ Mesh = Mapping[str, int]
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return the mesh in `dp=2,tp=2` as a dict; `tp=2` leaves dp to the number of ranks. Raises ValueError."""
+    """Return the mesh in text such as `dp=2,tp=2` as a dict of sizes. Raises ValueError.
+
+    Without dp, as in `tp=2`, its size is to follow from the number of ranks.
+    """
     found = [_PART.fullmatch(part) for part in text.split(",")]
     pairs = [(match[1], int(match[2])) for match in found if match is not None]
     if len(pairs) < len(found) or len(dict(pairs)) < len(pairs):

@@ -43,7 +43,7 @@ def checked(made: Optimizer | Optimizers, module: nn.Module, world: World, *, ow
 
 
 def _refuse_closures(optimizers: Optimizers) -> None:
-    """Raise BadSettings for an optimizer that calls the model again in its step through a closure."""
+    """Raise BadSettings for an optimizer whose step() needs a closure that calls the model again, such as LBFGS."""
     for optimizer in optimizers.values():
         kind = type(optimizer)
         closure = inspect.signature(kind.step).parameters.get("closure")

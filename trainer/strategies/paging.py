@@ -46,9 +46,10 @@ def made_by_parts(make: Callable[[], nn.Module], world: World, count: int) -> tu
 
 
 class _Page:
-    """A parameter of which this rank has all, or only its rows.
+    """A parameter that is being made, of which this rank has all values or only its own rows.
 
-    `rows` is None while it is whole; `digest` is of its values when it was last reduced to rows.
+    `rows` are these rows, or None while the parameter is whole; `digest` is of its values when it was last reduced to
+    rows.
     """
 
     def __init__(self, parameter: nn.Parameter) -> None:
@@ -74,7 +75,7 @@ class _Paging(TorchDispatchMode):
         self._digest = xxhash.xxh3_128()  # of all that the model has in the end
 
     def register(self, parameter: nn.Parameter) -> None:
-        """Begin to manage a parameter's memory."""
+        """Begin to manage a parameter's memory, and reduce all others to rows; small parameters are left whole."""
         storage = parameter.untyped_storage()
         fits = parameter.is_contiguous() and storage.nbytes() == parameter.nbytes >= _SMALLEST_BYTES
         if self._count == 1 or not fits or parameter.device.type != "cpu" or parameter.ndim == 0:
@@ -97,7 +98,10 @@ class _Paging(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _wanted(self, values: Any) -> Iterator[tuple[_Page, Tensor]]:
-        """Yield (managed parameter, argument) for each of an operation's arguments in a managed parameter's memory."""
+        """Yield (managed parameter, argument) for each argument of an operation that lies in a managed parameter.
+
+        `values` are the operation's arguments, nested.
+        """
         for value in tree_iter(values):
             if isinstance(value, Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
                 page = self._pages.get(value.untyped_storage()._cdata)  # noqa: SLF001 - its identity
@@ -130,7 +134,11 @@ class _Paging(TorchDispatchMode):
         self._whole = [page for page in self._whole if page in keep]
 
     def rows_of(self, parameter: nn.Parameter) -> Tensor:
-        """Return this rank's rows of a finished model's parameter."""
+        """Return this rank's rows of the parameter, which is no longer changed by the model's making.
+
+        All managed parameters are reduced to rows, and the values are added to the digest of the model that `compare`
+        compares. Call it once for each parameter, in the same order on all ranks.
+        """
         self._put_away(keep=[])
         page = self._pages.get(parameter.untyped_storage()._cdata)  # noqa: SLF001 - its identity
         if page is None or page.rows is None:
@@ -140,13 +148,16 @@ class _Paging(TorchDispatchMode):
         return page.rows
 
     def _own(self, whole: Tensor) -> Tensor:
-        """Return a copy of the rows of a whole parameter that FSDP2 gives this rank."""
+        """Return a copy of the rows of the tensor `whole` that FSDP2 gives this rank."""
         rows = whole.chunk(self._count) if whole.ndim else (whole,)
         mine = self._world.rank % self._count
         return rows[mine].clone() if mine < len(rows) else whole[:0].clone()
 
     def compare(self) -> None:
-        """Raise BadSettings if the ranks have not all made the same model."""
+        """Raise BadSettings if the ranks have not all made the same weights.
+
+        All ranks call it, after `rows_of` for each parameter.
+        """
         found: list[Any] = [None] * self._world.size
         dist.all_gather_object(found, self._digest.hexdigest(), group=self._world.control)
         if len(set(found)) > 1:
@@ -196,9 +207,10 @@ def _leave_empty(module: nn.Module) -> None:
 def bring_whole(
     module: nn.Module, rows: dict[str, Tensor], world: World, wanted: Collection[int], device: torch.device
 ) -> None:
-    """Replace the wanted parameters on the meta device, given by id, by their whole values, one by one.
+    """Replace the parameters in `wanted` (ids), which are on the meta device, by their whole values, one by one.
 
-    All ranks call it with their rows of all parameters, which are broadcast and removed from `rows`.
+    All ranks call it with their rows of all parameters by name, which are broadcast and removed from `rows`. The values
+    are put on `device`.
     """
     brought: dict[int, nn.Parameter] = {}
     for name, empty in list(module.named_parameters()):

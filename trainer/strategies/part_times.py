@@ -29,9 +29,10 @@ def part_times(
 ) -> list[float]:
     """Return the seconds of each part's forward and backward pass; the last part's include the loss.
 
-    Neither the model nor random generators change. Parameters on the meta device, whose values are on other ranks, are
-    measured with arbitrary numbers. `recomputed` are the parts with activation checkpointing. Raises BadSettings if a
-    part cannot be measured.
+    `parts` are (name, module) in order, `sample` is the input of the first and makes the loss, and `casting` returns
+    the context of a forward pass. Neither the model nor random generators change. Parameters on the meta device, whose
+    values are on other ranks, are measured with arbitrary numbers. `recomputed` are the parts with activation
+    checkpointing. Raises BadSettings if a part cannot be measured.
     """
     generators = state_of_generators(device)
     try:
@@ -97,9 +98,9 @@ def _one_turn(
     device: torch.device,
     casting: Casting,
 ) -> tuple[float, Tensor]:
-    """Return the seconds of one forward and backward pass, and the output.
+    """Return the seconds of one forward and backward pass of `call` with the input `given`, and the output.
 
-    `loss_of` makes the loss of the output; None: the output itself is where the backward pass starts.
+    `loss_of` makes the loss of the output; None: the backward pass starts from the output itself.
     """
     given = given.detach().requires_grad_(given.is_floating_point())
     began = _now(device)
@@ -112,7 +113,7 @@ def _one_turn(
 
 
 def _now(device: torch.device) -> float:
-    """Return the time, after waiting for the device."""
+    """Return the time in seconds after waiting for the device's queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -140,7 +140,7 @@ class Pipeline:
                 self._in_common.append((parameter, self._groups[having]))
 
     def micro_batches(self, samples: int) -> int:
-        """Return the number of parts into which a batch is divided."""
+        """Return the number of parts into which a rank's batch of so many samples is divided."""
         return micro_batches(samples, self.world.stages, self.settings.pp_microbatches)
 
     def train(self, inputs: Tensor, loss_of: LossOf) -> None:
@@ -156,13 +156,19 @@ class Pipeline:
 
     @torch.no_grad()
     def ask(self, inputs: Tensor) -> Tensor | None:
-        """Return the model's output for a batch on the last stage, else None; without gradients."""
+        """Return the model's output for a batch on the last stage, None on others; without gradients.
+
+        All ranks of the pipeline call it with the same inputs.
+        """
         found = self._run(inputs, learns=False)
         whole: Tensor | None = found.full_tensor() if hasattr(found, "full_tensor") else found
         return whole
 
     def whole(self, name: str, parameter: Tensor) -> Tensor:
-        """Return the whole parameter on every rank. All ranks call it; the first stage that holds it broadcasts it."""
+        """Return the parameter `name`, whole, on every rank; the first stage that has it broadcasts it.
+
+        All ranks call it, each with its own `parameter`: a stand-in on ranks without the values.
+        """
         first = self._holders[name][0]
         if self.world.stage == first:
             found = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
@@ -179,7 +185,10 @@ class Pipeline:
         return shared[0]
 
     def broadcast_numbers_from_last(self, numbers: Tensor) -> Tensor:
-        """Return, on all ranks of this pipeline, the tensor of the last stage, without waiting for the device."""
+        """Return, on all ranks of this pipeline, the tensor that the last stage passes, without waiting for the device.
+
+        Other ranks pass a tensor of the same shape.
+        """
         dist.broadcast(numbers, group=self._group, group_src=self.world.stages - 1)
         return numbers
 
@@ -195,7 +204,10 @@ class Pipeline:
             reduce_gradients(parameters, self.world, self.mesh.get_group(SHARDED), self.world.dp_size)
 
     def clip(self, parameters: Iterable[Tensor], most: float | None) -> Tensor:
-        """Clip gradients to the norm `most` over all stages (None: do not clip), and return the norm before."""
+        """Scale this rank's gradients so that the norm over all stages is at most `most`; return the norm before.
+
+        `most` None scales nothing. All ranks call it.
+        """
         known = [one for one in parameters if one.grad is not None]
         mine = [one.grad for one in known if one.grad is not None and id(one) in self._counted]
         norm = get_total_norm(mine)
@@ -271,7 +283,7 @@ class Pipeline:
                     one.grad = gradient if one.grad is None else one.grad.add_(gradient)
 
     def _new_schedule(self, micros: int, *, learns: bool) -> Any:
-        """Return torch's schedule for `micros` micro-batches, which discovers shapes by its first batch.
+        """Return torch's schedule for `micros` micro-batches; the first batch that runs in it discovers shapes.
 
         With `learns`, the schedule has backward passes.
         """
@@ -368,9 +380,9 @@ def _is_trained(part: nn.Module) -> bool:
 
 
 def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """Return this rank's process groups for parameters that stages share, by these stages.
+    """Return this rank's process groups for parameters that stages share; all ranks call it and make all groups.
 
-    All ranks make all groups.
+    `wanted` and the keys are tuples of pipeline ranks, those of the stages that share one.
     """
     found: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for having in wanted:
@@ -382,7 +394,7 @@ def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, 
 
 
 def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None:
-    """Replace the parameters in `others`, by id, which only other ranks have, by placeholders; ties are kept."""
+    """Replace the parameters in `others`, ids of those that only other ranks have, by stand-ins; ties are kept."""
     known: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():  # noqa: SLF001 - setattr() might be a property's
@@ -395,7 +407,10 @@ def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None
 def _refuse_what_is_in_two_stages(
     module: nn.Module, rows: Sequence[Sequence[str]], ranks: int, settings: StrategySettings
 ) -> None:
-    """Raise BadSettings if two stages of one rank share a parameter but are sharded separately."""
+    """Raise BadSettings if two stages of one rank share a parameter but are sharded separately.
+
+    `rows` has the names of each stage's parts, and `ranks` is the number of ranks in a pipeline.
+    """
     known: dict[tuple[int, int], tuple[int, str]] = {}
     for number, row in enumerate(rows if settings.strategy in SHARDS else ()):
         for name in row:
@@ -409,7 +424,7 @@ def _refuse_what_is_in_two_stages(
 
 
 def _refuse_what_is_in_no_stage(module: nn.Module, parts: Sequence[str]) -> None:
-    """Raise BadSettings for parameters that are in no stage, and for persistent buffers or extra state.
+    """Raise BadSettings for parameters that are in none of the named parts, and for persistent buffers or extra state.
 
     Such state would differ between ranks.
     """

@@ -65,7 +65,7 @@ _IN_WORDS = {BY_LAYERS: "by layers", BY_TIME: "by measured time"}
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A cut that an earlier start saved; the fields are those of Cut."""
+    """A cut that earlier processes of the training saved; the fields are those of Cut."""
 
     begins: list[str]  # these three as in Cut
     seconds: tuple[float, ...] = ()  # empty: unknown
@@ -94,9 +94,10 @@ class Cuts(Protocol):
 
 
 def cut_by_layers(parts: Sequence[str], layers: Sequence[str], stages: int) -> Rows:
-    """Return stages with equally many layers, or one more in some; other parts go with the layer before them.
+    """Return for each stage the names of its parts: as many layers in each stage, or one more in some.
 
-    The first stage has the parts before the first layer. Raises BadSettings if there are fewer layers than stages.
+    `parts` are all parts in order; those that are no layers go with the layer before them, or in the first stage.
+    Raises BadSettings if there are fewer layers than stages.
     """
     if len(layers) < stages:
         raise BadSettings(
@@ -114,7 +115,7 @@ def cut_by_layers(parts: Sequence[str], layers: Sequence[str], stages: int) -> R
 
 
 def cut_at(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows:
-    """Return stages that begin with these parts; the first stage begins with the first part.
+    """Return for each stage the names of its parts; the second and further stages begin with the parts `begins`.
 
     Raises BadSettings for unknown parts, a wrong number, or a wrong order.
     """
@@ -137,10 +138,11 @@ def cut_at(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows:
 
 
 def cut_by_time(parts: Sequence[str], seconds: Sequence[float], trained: Sequence[bool], stages: int) -> Rows:
-    """Return the stages whose slowest one is as fast as possible; of several such cuts, the most even one.
+    """Return for each stage the names of its parts, so that the slowest stage is as fast as possible.
 
-    `trained` says for each part whether it has something to train. Each stage needs such a part. Raises BadSettings if
-    there are fewer of them than stages.
+    If several cuts are equally fast, it is the most even one. `seconds` are the times of the parts, and `trained` says
+    for each part whether it has something to train. Each stage needs such a part. Raises BadSettings if there are fewer
+    of them than stages.
     """
     if sum(trained) < stages:
         raise BadSettings(
@@ -169,7 +171,7 @@ def _cheapest(
 ) -> tuple[float, list[int]]:
     """Return the least cost of cutting a sequence of `many` items into stages, and where stages except the first begin.
 
-    `cost(begin, end)` is that of one stage, and `add` adds up those of two.
+    `cost(begin, end)` is that of one stage, and `add(cost, cost)` joins the costs of two, as by a sum or maximum.
     """
     best = [cost(0, end) if end else inf for end in range(many + 1)]  # of the first so many, in one stage
     cut_at_: list[list[int]] = []
@@ -199,11 +201,12 @@ def choose_cut(
     cuts: Cuts | None,
     measure: Callable[[Sample], Sequence[float]],
 ) -> Cut:
-    """Return the cut that the setting `wanted` asks for; `measure` returns each part's seconds, on all ranks.
+    """Return the cut that the setting `wanted` asks for: by layers, by time, or at named parts.
 
-    `layers` are the parts that count as layers, and `trained` says for each part whether it has something to train.
-    `cuts` saves a measured cut (None: the model is not measured): times differ between starts, and a cut decides the
-    last bits of norms and which rank draws which numbers for dropout.
+    `layers` are the parts that count as layers, and `trained` says for each part whether it has something to train. By
+    time means the cut saved in `cuts`, as times differ between starts, and a cut decides the last bits of norms and
+    which rank draws which numbers for dropout. Without a saved one `measure(sample)` returns each part's seconds, on
+    all ranks, and the new cut is saved. If `cuts` is None or has no sample, the model is cut by layers.
     """
     if wanted == BY_LAYERS:
         return Cut(cut_by_layers(parts, layers, stages))
@@ -224,14 +227,17 @@ def choose_cut(
 
 
 def _of_stages(rows: Rows, times: dict[str, float]) -> tuple[float, ...]:
-    """Return for each stage the sum of the times of its parts, which `times` gives by name."""
+    """Return for each stage the sum of the times of its parts; `times` has the seconds by part name."""
     return tuple(sum(times[name] for name in row) for row in rows)
 
 
 def _slowest_by_layers(
     parts: Sequence[str], layers: Sequence[str], stages: int, times: dict[str, float]
 ) -> float | None:
-    """Return the slowest stage's share of the time if cut by layers, or None if that is impossible."""
+    """Return the share of the time that the slowest stage has if cut by layers, or None if that is impossible.
+
+    `times` has the seconds by part name.
+    """
     if len(layers) < stages:
         return None
     return max(_of_stages(cut_by_layers(parts, layers, stages), times)) / sum(times.values())

@@ -76,7 +76,7 @@ class Work:
 
 
 def fits(schedule: str, ranks: int, micros: int) -> bool:
-    """Return whether the schedule works with so many micro-batches.
+    """Return whether the schedule works with so many ranks and micro-batches.
 
     If not, all micro-batches go forward first, and then backward, as in gpipe.
     """
@@ -125,7 +125,7 @@ def timetable(schedule: str, ranks: int, micros: int) -> list[list[Work | None]]
 
 
 def _needs(work: Work, last: int) -> set[Work]:
-    """Return the passes that have to be done before this one; `last` is the number of the last stage."""
+    """Return the passes that have to be done before `work`; `last` is the number of the last stage."""
     if not work.backward:
         return {Work(False, work.stage - 1, work.micro)} if work.stage else set()
     after = {Work(True, work.stage + 1, work.micro)} if work.stage < last else set()

@@ -28,7 +28,10 @@ def scaler_for(precision: str, device: torch.device) -> GradScaler | None:
 
 
 def set_found_infinite(scaler: GradScaler, finite: Tensor) -> None:
-    """Set the scaler's flags of infinite gradients, after its `unscale_`, to what all ranks found together."""
+    """Set the scaler's flags of infinite gradients on its device by `finite`, what all ranks found together.
+
+    Call it after the scaler's `unscale_`.
+    """
     for state in scaler._per_optimizer_states.values():  # noqa: SLF001 - torch's own scaler for several ranks has no other way
         for found in state["found_inf_per_device"].values():
             found.copy_(~finite)

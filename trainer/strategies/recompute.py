@@ -115,9 +115,9 @@ def _copied(buffers: Buffers) -> Buffers:
 
 @contextmanager
 def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterator[None]:
-    """Put the buffers in `before` into their modules inside the context, and the present ones back after it.
+    """Put the buffers in `before` into their modules inside the context, and restore the present ones after it.
 
-    None is written into, as autograd may have saved them. `inner` is another context, entered inside.
+    No buffer's memory is written, as autograd may have saved it. `inner` is another context, entered inside.
     """
     now = [(part, name, getattr(part, name)) for part, name, _ in before]
     _place(before)

@@ -26,7 +26,7 @@ _UNUSED = (
 
 
 def replicated(module: nn.Module, world: World, settings: StrategySettings, *, deferred: bool = False) -> Wrapped:
-    """Wrap the model in DistributedDataParallel, unless the world has one rank.
+    """Wrap the model in DistributedDataParallel, unless the world has one rank; all ranks call it.
 
     With `deferred` all ranks are about to load the same weights, so that rank 0 need not send its own.
     """
@@ -107,7 +107,7 @@ class _Replica(DistributedDataParallel):
         return parameters[::-1], sparse[::-1]
 
     def do(self, function: Callable[[nn.Module], T]) -> T:
-        """Call the function with the module as DDP's forward pass, so that gradients are reduced.
+        """Return the result of `function(module)`, called as DDP's forward pass, so that gradients are reduced.
 
         Raises TrainerError if parameters got no gradient in the last step.
         """

@@ -33,11 +33,11 @@ def sharded(
     *,
     deferred: bool = False,
 ) -> Wrapped:
-    """Shard the module, each of `units` separately; return it wrapped.
+    """Shard the module over the ranks, each of `units` separately and then the rest; return it wrapped.
 
-    Under zero2 parameters are whole for all passes of a step, else gathered block by block. `rows` holds this rank's
-    rows of a module on the meta device. `mesh`, from `mesh_over`, is given if the module's layers are divided on it.
-    With `deferred` all ranks are about to load the same weights and need not send them.
+    All ranks call it. Under zero2 parameters are whole for all passes of a step, else gathered block by block. `rows`
+    holds this rank's rows of a module on the meta device. `mesh`, from `mesh_over`, is given if the module's layers are
+    divided on it. With `deferred` all ranks are about to load the same weights and need not send them.
     """
     # What is not on the device yet travels by the group of the CPUs.
     group = world.control if settings.offload or rows is not None else None
@@ -82,7 +82,7 @@ def _shard_parts(
     reshard: bool,
     gives_fp32: bool,
 ) -> tuple[FSDPModule, Sequence[nn.Module]]:
-    """Shard the model; return the root, and the parts that are sharded separately.
+    """Shard the module, each of `units` separately; return the root, and the parts that are sharded separately.
 
     `reshard`: parameters are dropped after the forward pass and gathered again. `gives_fp32`: outputs are fp32 in low
     precision too.

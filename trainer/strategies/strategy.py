@@ -85,7 +85,7 @@ class Strategy:
 
     @property
     def shard(self) -> int | None:
-        """The number of the shard that this rank has, or None if it has all parameters.
+        """The number of the shard of the parameters that this rank has, or None if it has all parameters.
 
         With hsdp other ranks have the same shard.
         """
@@ -105,7 +105,7 @@ class Strategy:
     def is_sharded(self) -> bool:
         """Whether each rank has a part of the parameters.
 
-        Then ranks communicate in every forward pass, also without gradients, and all must do equally many.
+        Then ranks communicate in every forward pass, also without gradients, and all must run equally many.
         """
         return (self.settings.strategy in SHARDS and self.world.size > 1) or self.pipeline is not None
 
@@ -176,7 +176,7 @@ class Strategy:
         return norm
 
     def skip_step(self) -> None:
-        """Drop the gradients instead of a `step`, so that the weights do not change."""
+        """Drop the gradients without changing the weights; the loop calls it in place of `step`."""
         self.skips.learned = False
         self._drop_gradients()
 

@@ -29,7 +29,10 @@ _SEQUENCE = 1  # of (batch, time, width)
 
 
 def _rowwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
-    """Return a function that makes torch's rowwise style for a layer; an embedding gets all tokens on every rank."""
+    """Return a function that makes torch's rowwise style for a layer; an embedding gets all tokens on every rank.
+
+    `layouts` are the style's arguments.
+    """
 
     def make(part: nn.Module) -> ParallelStyle:
         """Return the rowwise style for this layer."""
@@ -39,7 +42,7 @@ def _rowwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
 
 
 def _colwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
-    """Return a function that makes torch's columnwise style for a layer."""
+    """Return a function that makes torch's columnwise style for a layer; `layouts` are the style's arguments."""
     return lambda _: ColwiseParallel(**layouts)
 
 
@@ -143,7 +146,10 @@ def _styles(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, Pa
 
 
 def _indivisible(name: str, part: nn.Module, style: str, ranks: int) -> str:
-    """Return why the ranks cannot have equal parts of the layer, or "" if they can."""
+    """Return as text why `ranks` ranks cannot have equal parts of the layer, or "" if they can.
+
+    `part` is the layer called `name`, `style` how it is divided.
+    """
     columns = style.startswith(_ON_COLUMNS)
     attribute = (
         {True: "embedding_dim", False: "num_embeddings"}

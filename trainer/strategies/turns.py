@@ -46,7 +46,7 @@ class Turns:
         self.number, self._weight, self.ends_step = number, weight, ends_step
 
     def backward(self, loss: Tensor, name: str = "", *, retain_graph: bool = False) -> None:
-        """Add gradients of `loss`, the mean over the batch, to the parameters of one optimizer and no others.
+        """Add gradients of `loss`, the mean over the batch, to the parameters of the optimizer `name` and no others.
 
         `retain_graph` is that of torch.autograd.backward.
         """
@@ -58,7 +58,7 @@ class Turns:
             torch.autograd.backward(scaled, first, retain_graph=retain_graph, inputs=wanted)
 
     def step(self, name: str = "") -> None:
-        """Step one optimizer in the step's last micro-batch; all ranks do so in the same order.
+        """Step the optimizer `name` if this is the step's last micro-batch; all ranks call it in the same order.
 
         Gradients are reduced over ranks here, clipped, and dropped. The weights do not change if a gradient is not
         finite, and nothing is done if no rank has a gradient.
