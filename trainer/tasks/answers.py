@@ -34,7 +34,8 @@ Line = Mapping[str, Any]
 class Job:
     """The settings that decide every byte of a prediction's answers; the number of ranks is not among them.
 
-    `weights` is a digest, `step` that of the checkpoint.
+    `task` is its name, `data` describes the data set of `samples` samples, `weights` is a digest, and `step` that of
+    the checkpoint.
     """
 
     task: str
@@ -121,7 +122,7 @@ class Answers:
         self._write(self._path(_name(shard)), [content])
 
     def put(self, shard: range, lines: Sequence[Line], values: Sequence[float]) -> None:
-        """Write a shard: a line for each sample, and the sum of `values`, from which the mean is computed."""
+        """Write a shard: a line for each sample, and the sum of `values`, from which `merge` computes the mean."""
         body = b"".join(_to_json({"index": index, **line}) for index, line in zip(shard, lines, strict=True))
         proof = {"begin": shard.start, "end": shard.stop, "sum": math.fsum(values), "xxh3": _digest(body)}
         self._write(self._path(_name(shard)), [body, _to_json(proof)])

@@ -38,7 +38,7 @@ _ANSWER: Schema = {
 
 
 def classifier_service(name: str, images: Unseen) -> Service:
-    """Return the service of the classifier called `name`, trained on such images."""
+    """Return the service of torchvision's classifier `name`, trained on the images that `images` describes."""
 
     def load(checkpoint: Path) -> nn.Module:
         """Return the model with the checkpoint's weights."""
@@ -76,7 +76,10 @@ def _exactly(count: int) -> Schema:
 
 
 def _reader(from_picture: Transform | None) -> Callable[[dict[str, Any]], Tensor]:
-    """Return a function that makes a tensor of a request's input: of its numbers without `from_picture`."""
+    """Return a function that makes a tensor of a request's input.
+
+    `from_picture` is the transform of a picture; None: the input has numbers.
+    """
     if from_picture is None:
         return lambda one: torch.tensor(one["pixels"], dtype=torch.float32)
     return lambda one: from_picture(_picture(one["image"]))
@@ -97,7 +100,10 @@ def _picture(text: str) -> Image.Image:
 
 
 def _answer(classes: Sequence[str], probabilities: Sequence[float], found: Sequence[int]) -> dict[str, Any]:
-    """Return the answer for one input, from the numbers of the classes found and their probabilities."""
+    """Return the answer for one input: the likeliest classes by name, with their probabilities.
+
+    `found` are the numbers of these classes, `probabilities` theirs.
+    """
     likeliest = [
         {"label": classes[one], "probability": round(probability, 6)}
         for one, probability in zip(found, probabilities, strict=True)

@@ -50,7 +50,10 @@ def read_fashion_mnist(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
 
 
 def _existing(folder: Path, name: str, data: str, hint: str) -> Path:
-    """Return the path of a file. Raises BadSettings with `hint` if the file does not exist."""
+    """Return the path of the file `name` in `folder`. Raises BadSettings, with `hint`, if there is none.
+
+    `data` is the name of the data set, for the message.
+    """
     path = folder / name
     if not path.is_file():
         raise BadSettings(f"--data {data}: expected the file {path}, found none\nhint: {hint}")

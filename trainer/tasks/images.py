@@ -44,8 +44,9 @@ class Images:
 class Wanted:
     """The options that choose the images.
 
-    `root` is the folder of their files, `pixels` their width and height (None: that of the data set), and
-    `rand_augment` the magnitude of RandAugment (None: without).
+    `kind` is the name of the data set, `root` the folder of its files, and `pixels` the images' width and height (None:
+    that of the data set). `seed` and the two counts are for generated images. `rand_augment` is the magnitude of
+    RandAugment (None: without).
     """
 
     kind: str = "generated"

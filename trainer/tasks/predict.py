@@ -191,7 +191,7 @@ class Queue:
         return place
 
     def _publish(self, place: int) -> None:
-        """Pass a shard's number to the ranks that work on the same samples."""
+        """Pass the number `place` of a shard to the ranks that work on the same samples."""
         self._store.set(f"{self._key} {self._place_number}", str(place))
         self._place_number += 1
 
@@ -204,9 +204,10 @@ def _answered_shards(
     stop: StopRequest,
     after_batch: Callable[[], None],
 ) -> Iterator[tuple[range, list[Line], list[float]]]:
-    """Yield each shard with its lines and numbers until none is left or a stop was asked for.
+    """Yield each shard that this rank takes from the queue, with its lines and numbers, until none is left.
 
-    In a pipeline only ranks with the last stage get lines. `after_batch` is called after each batch.
+    It ends early if a stop was asked for. `asked` is the model. In a pipeline only ranks with the last stage get lines.
+    `after_batch` is called after each batch.
     """
     settings, size = prediction.settings, prediction.batch_size
     meets = settings.strategy in SHARDS or world.ranks_per_replica > 1
@@ -311,7 +312,7 @@ def _length(dataset: Any) -> int:
 
 
 def _digest(asked: EvaluatedModel, device: torch.device) -> str:
-    """Return a digest of the weights, gathered tensor by tensor; all ranks call it."""
+    """Return a digest of the model's weights, gathered tensor by tensor on the device; all ranks call it."""
     digest = xxhash.xxh3_128()
     for name, value in _whole_values(asked, device):
         digest.update(name.encode())

@@ -62,9 +62,10 @@ def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> No
 
 
 def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, world: World, *, takes: bool) -> None:
-    """Send one file from the rank `having` to the ranks with `takes`, which write it; all ranks call it.
+    """Send the file `name` of the checkpoint `held` from rank `having` to the ranks with `takes`; all ranks call it.
 
-    Raises TrainerError on all ranks if one could not read or write it.
+    These write it, with the encoded `manifest`, into `folder`. Raises TrainerError on all ranks if one could not read
+    or write it.
     """
     pieces, trouble = _pieces(folder, held, name, having, world), ""
     try:
@@ -95,13 +96,19 @@ def _pieces(folder: Path, held: Held, name: str, having: int, world: World) -> I
 
 
 def missing_on_all(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[range]:
-    """Return the shards that are on no disk; all ranks call it."""
+    """Return the shards that are on no disk; all ranks call it.
+
+    `leaders` gives for each rank the one that acts for its disk.
+    """
     there = _there(answers, world, leaders)
     return [shard for shard in answers.shards if not any(shard in found for found in there)]
 
 
 def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> None:
-    """Copy all shards to rank 0's disk; all ranks call it."""
+    """Copy all shards to rank 0's disk; all ranks call it.
+
+    `leaders` gives for each rank the one that acts for its disk.
+    """
     if len(set(leaders)) == 1:
         return
     there = _there(answers, world, leaders)
@@ -114,6 +121,6 @@ def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> N
 
 
 def _there(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[set[range]]:
-    """Return for each rank the complete shards on the disk for which it acts, empty if it acts for none."""
+    """Return, by rank, the complete shards on the disk for which the rank acts; an empty set if it acts for none."""
     acts = leaders[world.rank] == world.rank
     return gathered(answers.whole() if acts else set(), world)

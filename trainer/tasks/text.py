@@ -61,7 +61,10 @@ class Text:
 
 
 def open_text(path: Path | None, *, length: int) -> Text:
-    """Return windows of any file, or of Python's own library. Raises BadSettings if there is too little text."""
+    """Return windows of `length` bytes of the file at `path`; None: of the sources of Python's own library.
+
+    Raises BadSettings if there is too little text.
+    """
     text = python_library() if path is None else _file(path)
     end = len(text) - min(len(text) // _VALIDATION_SHARE, _MOST_VALIDATION_BYTES)
     windows = Text(Windows(text[:end], length), Windows(text[end:], length))

@@ -79,7 +79,10 @@ def bits_per_byte(model: nn.Module, rows: Sequence[Sequence[int]], device: torch
 def continued(
     model: nn.Module, rows: Sequence[Sequence[int]], counts: Sequence[int], context: int, device: torch.device
 ) -> list[list[int]]:
-    """Return the `counts` likeliest next bytes of each row; a finished row is no longer computed."""
+    """Return for each row of bytes the likeliest next bytes, as many as `counts` gives for the row.
+
+    The model sees at most the last `context` bytes; a finished row is no longer computed.
+    """
     texts = [list(row) for row in rows]
     while going := [n for n, text in enumerate(texts) if len(text) < len(rows[n]) + counts[n]]:
         seen = [texts[n][-context:] for n in going]

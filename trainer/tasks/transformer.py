@@ -158,7 +158,10 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
 
 @torch.no_grad()
 def continue_text(model: nn.Module, begin: Tensor, count: int, *, context: int, generator: torch.Generator) -> Tensor:
-    """Return `begin` (a row of tokens) followed by `count` tokens, each drawn from the model's prediction."""
+    """Return `begin` (a row of tokens) followed by `count` tokens, each drawn from the model's prediction.
+
+    The model sees at most the last `context` tokens; `generator` draws.
+    """
     tokens = begin[None]
     for _ in range(count):
         expected = model(tokens[:, -context:])[:, -1].float().softmax(dim=-1).cpu()
