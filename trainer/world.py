@@ -198,7 +198,7 @@ class Membership:
 
     @classmethod
     def take(cls, *, group: bool, timeout_s: float | None = None, device: str | None = None) -> "Membership":
-        """Return the current membership if it fits, else a new one, made by `join`.
+        """Return the current membership if it fits, else a new one, made by `join`; all ranks call it.
 
         `group`, `timeout_s` and `device` are those of `join`. A group that the script has made is never destroyed here.
         """

@@ -12,7 +12,8 @@ from typing import Any
 class Episodes:
     """The episodes of one step at a time; if an actor disconnects, another actor plays its episode.
 
-    `waiting` has the numbers of episodes without an actor, `played` the finished ones by number.
+    `policy` has the weights as JSON, `waiting` the numbers of episodes without an actor, `played` the finished ones by
+    number, and `count` is how many the step has.
     """
 
     step: int = -1

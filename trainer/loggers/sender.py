@@ -31,7 +31,10 @@ Earlier = Callable[[int | None], list[Row]]  # what was written down of the step
 
 
 class Tracker(Protocol):
-    """The interface of a tracking server for one start of a training; after an error the same rows are sent again."""
+    """The interface of a tracking server for a training's present processes.
+
+    After an error the same rows are sent again.
+    """
 
     def open(self) -> None:
         """Connect, and begin the training's run or continue the one of earlier processes."""

@@ -42,11 +42,11 @@ class Service:
 
 
 def find_service(app: str, args: Sequence[str]) -> Service:
-    """Return the service in `app`: `module`, `module:name` or `file.py[:name]`.
+    """Return the service that `app` names: `module`, `module:name` or `file.py[:name]`.
 
-    Without a name it is the module's `service`, else it is made of the module's `load`, `predict`, `INPUT`, `OUTPUT`
-    and `EXAMPLE`. A `service` that is a function is called with `args`, the arguments of the training. Raises
-    BadSettings if there is none.
+    The named function, by default `service`, is called with `args`, the arguments of the training. If the module has no
+    `service`, the Service is made of its `load`, `predict`, `INPUT`, `OUTPUT` and `EXAMPLE`. Raises BadSettings if
+    there is none.
     """
     place, _, name = app.partition(":")
     module = _imported(place)
@@ -69,7 +69,7 @@ def find_service(app: str, args: Sequence[str]) -> Service:
 
 
 def _imported(place: str) -> ModuleType:
-    """Return the module of this name, or in this file. Raises BadSettings if there is no such file."""
+    """Return the module that `place` names, by module name or file path. Raises BadSettings for a missing file."""
     if not place.endswith(".py"):
         return importlib.import_module(place)
     path = Path(place)
