@@ -23,6 +23,7 @@ from trainer.tasks.stripes import CLASSES, Stripes
 
 
 def main() -> int:
+    """Train on this rank; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32, help="images per step, over all ranks")

@@ -2,7 +2,7 @@
 
 TrainerError
 ├── BadSettings        settings that cannot work, or do not fit each other
-├── Fenced             a newer start of this run writes the checkpoints now; this one must not (exit code 22)
+├── Fenced             newer processes of this run write the checkpoints now; these must not (exit code 22)
 ├── CheckpointDamaged  bytes on disk that are not what was written
 │   └── CheckpointPartial  some of its files are on other disks
 ├── NotFinite          loss or gradients were infinite or NaN in too many steps in a row
@@ -45,7 +45,7 @@ class SaveFailed(TrainerError):
 
 
 class Fenced(SystemExit):
-    """Ends the process without a traceback, because a newer start of this run writes the checkpoints now."""
+    """Ends the process without a traceback, because newer processes of this run write the checkpoints now."""
 
     def __init__(self, message: str) -> None:
         super().__init__(EXIT_FENCED)

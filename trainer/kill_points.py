@@ -44,7 +44,7 @@ class KillPoints:
                     self._folder / f"held-{self._steps.pop(0)}", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
                 )
             except OSError:
-                continue  # it is there: another start of this rank has waited here
+                continue  # it is there: an earlier process of this rank has waited here
             os.close(mark)
             return True
         return False

@@ -17,6 +17,7 @@ _PATIENCE_S = 10.0  # for its answer, before it is asked again
 
 
 def main() -> None:
+    """Play the episodes that the learner asks for, until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     seed = parser.parse_args().seed

@@ -28,6 +28,7 @@ _UNITS = 16
 
 
 def main() -> int:
+    """Train the policy on this rank; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--episodes", type=int, default=32, help="of a step, over all ranks")

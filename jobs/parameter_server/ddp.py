@@ -22,6 +22,7 @@ _LINES = 20
 
 
 def main() -> None:
+    """Train with DDP on this rank, as a comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=64, help="samples of each rank")

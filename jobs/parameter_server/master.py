@@ -30,6 +30,7 @@ _LINES = 20
 
 
 def main() -> int:
+    """Serve weights and apply gradients until the last step; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000, help="updates: one for each gradient")
     parser.add_argument("--lr", type=float, default=0.05)

@@ -18,6 +18,7 @@ _PATIENCE_S = 10.0  # for its answer, before it is asked again
 
 
 def main() -> None:
+    """Pull weights and push gradients of them, until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch-size", type=int, default=64, help="samples of each gradient")
     parser.add_argument("--seed", type=int, default=1)

@@ -163,5 +163,5 @@ def device_of_state(key: str, group: Mapping[str, Any], parameter: Tensor) -> to
 
 
 def _sizes(groups: list[dict[str, Any]]) -> str:
-    """Return the number of parameters in each group, for a message."""
+    """Return as text, for a message, how many parameters each group has."""
     return ", ".join(str(len(group["params"])) for group in groups)

@@ -196,11 +196,11 @@ class SaveGroup:
         return bytes((frame + rest)[_LENGTH.size : _LENGTH.size + size])
 
     def send(self, view: memoryview) -> None:
-        """Send bytes to the first rank of the group."""
+        """Send the bytes in `view` to the first rank of the group, which calls `receive`."""
         dist.send(torch.frombuffer(view, dtype=torch.uint8), dst=self.ranks[0], group=self.group)
 
     def receive(self, view: memoryview, place: int) -> None:
-        """Receive bytes from the rank at this place (index in `ranks`)."""
+        """Fill `view` with bytes that the rank at this place (index in `ranks`) sends."""
         dist.recv(torch.frombuffer(view, dtype=torch.uint8), src=self.ranks[place], group=self.group)
 
 

@@ -48,7 +48,7 @@ class CheckpointDirectory:
     token: FencingToken
     keep: int
     run_dir: Path | None = None  # the folder of the run, whose fence is checked too
-    start: str = ""  # names the start; equal on all nodes, whose snapshots it connects
+    start: str = ""  # a random name, equal on all nodes; "": each save gets its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Outcome:
     step: int
     path: Path | None = None  # of the checkpoint; None: the save failed
     problem: str = ""  # why it failed
-    fenced: bool = False  # it failed because a newer start owns the folder
+    fenced: bool = False  # it failed because newer processes of the run own the folder
     finite: bool = True  # whether each weight is a number
     failed_rank: int | None = None  # the rank whose file or disk is why it failed; None: not known
 
@@ -142,7 +142,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._pieces = 0  # written of the save under way
         self._finite: set[int] = set()
-        self._not_finite: set[int] = set()  # saved by this start, with weights that are not finite
+        self._not_finite: set[int] = set()  # saved by this process, with weights that are not finite
         self._contents: dict[int, tuple[str, frozenset[str], float]] = {}  # here: nonce, names, when it was saved
 
     def add_verified(self, step: int, *, finite: bool) -> None:

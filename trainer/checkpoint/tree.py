@@ -118,7 +118,7 @@ def _pairs(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> 
 
 
 def _tagged(tag: str, value: Any) -> dict[str, Any]:
-    """Return the JSON object for a value of a type that JSON lacks."""
+    """Return the JSON object for a value of a type that JSON lacks; `tag` names the type, `value` is encoded."""
     return {_TAG: tag, "v": value}
 
 

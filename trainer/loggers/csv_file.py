@@ -39,12 +39,15 @@ class CsvLogger(Callback):
             self._write_or_warn(self._write_all)
 
     def on_log(self, training: Training, line: Line) -> None:
+        """Add the logged values to the step's row."""
         self._add(training.step, line)
 
     def on_validation(self, training: Training, values: Values) -> None:
+        """Add the validated values to the step's row."""
         self._add(training.step, values)
 
     def on_test(self, training: Training, values: Values) -> None:
+        """Open the table and add the tested values to the row of the tested weights' step."""
         self._open(training)
         self._add(training.step, values)
 

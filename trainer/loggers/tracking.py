@@ -69,9 +69,11 @@ class TrackingLogger(Callback):
         self._begin(training)
 
     def on_log(self, training: Training, line: Line) -> None:
+        """Add the logged values to those to send of this step."""
         self._add(training.step, line)
 
     def on_validation(self, training: Training, values: Values) -> None:
+        """Add the validated values to those to send of this step."""
         self._add(training.step, values)
 
     def on_test(self, training: Training, values: Values) -> None:

@@ -18,7 +18,7 @@ class Callback:
     """
 
     def on_start(self, training: Training) -> None:
-        """Act when everything is loaded, before the first step of this start."""
+        """Act when everything is loaded, before the first step of these processes."""
 
     def on_step(self, training: Training) -> None:
         """Act after each optimizer step."""

@@ -42,18 +42,22 @@ class Console(Callback):
             self.say(logged(line, training.total_steps))
 
     def on_validation(self, training: Training, values: Values) -> None:
+        """Print a line with the validated values."""
         self.say(_at(training.step, training.total_steps) + _named(values))
 
     def on_test(self, training: Training, values: Values) -> None:
+        """Print a line with the tested values."""
         self.on_validation(training, values)
 
     def on_step(self, training: Training) -> None:
+        """Draw the progress bar again, a few times a second, if there is a terminal."""
         if self._live and self._clock() >= self._next:
             self._next = self._clock() + _LEAST_S
             self._screen.write(f"\r\x1b[K{bar(training.step, training.total_steps)}{self._loss}")
             self._screen.flush()
 
     def on_end(self, _training: Training) -> None:
+        """Remove the progress bar from the terminal."""
         self._clear()
 
     def _clear(self) -> None:

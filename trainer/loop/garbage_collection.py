@@ -24,6 +24,7 @@ class Collecting(Callback):
         gc.disable()
 
     def on_step(self, training: Training) -> None:
+        """Collect garbage if this step is one of those to collect after."""
         if training.progress.step % self._every == 0:
             gc.collect()
 

@@ -1,4 +1,4 @@
-"""Save which layers begin the stages of a pipeline that was cut by measured time, so that later starts cut it alike.
+"""Save which layers begin the stages of a pipeline that was cut by measured time, so that restarts cut it alike.
 
 The cut is in a file beside the checkpoints and in each checkpoint.
 """
@@ -42,7 +42,7 @@ _file = msgspec.json.Decoder(_File)
 
 
 class KeptCuts:
-    """Finds and saves the cut of a training: that of its newest checkpoint, else that of its first start."""
+    """Finds and saves the cut of a training: that of its newest checkpoint, else the one first measured."""
 
     def __init__(self, folder: Path, world: World, measure: Callable[[], Sample] | None) -> None:
         """Take `measure` to get a sample, or None if the model is only evaluated and its cut does not matter."""

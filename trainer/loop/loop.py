@@ -138,7 +138,7 @@ class Loop:
             self.callbacks.on_end(self.training)
 
     def _train(self) -> bool:
-        """Train to the end; return True if the training has to be resumed by another start, with everything saved."""
+        """Train to the end, or until a stop; return True if the training has to be resumed, with everything saved."""
         self.phases.lap("other")
         self.phases.take()  # loading, and what else comes before the first step, is no time of a step
         if self.survivor is not None:

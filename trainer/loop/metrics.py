@@ -45,19 +45,25 @@ class JsonLines(Callback):
         self._fd: int | None = None
 
     def on_start(self, training: Training) -> None:
-        """Open the file and append a line that marks this start."""
+        """Open the file and append a line with the step from which the training begins or resumes.
+
+        Lines of later steps before it then no longer count.
+        """
         attempt = self._launched.attempt
         self._open()
         of_launch = {ATTEMPT: attempt} if attempt else {}
         self._write({START: training.step, "world": training.world.size, **of_launch})
 
     def on_log(self, _training: Training, line: Line) -> None:
+        """Append the line of a logged step."""
         self._write(line)
 
     def on_validation(self, training: Training, values: Values) -> None:
+        """Append a line with the validated values."""
         self._write({"step": training.step, "epoch": training.epoch, **values})
 
     def on_test(self, training: Training, values: Values) -> None:
+        """Open the file, append a line with the tested values, and close it."""
         self._open()  # and no line of a start: it makes nothing void
         self._write({"step": training.step, **values})
         self.on_end(training)
@@ -67,6 +73,7 @@ class JsonLines(Callback):
         self._write({"step": training.step, "traced": dict(found)})
 
     def on_end(self, _training: Training) -> None:
+        """Close the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -124,17 +131,21 @@ class TensorBoard(Callback):
         self._writer = SummaryWriter(str(self._folder), purge_step=purge_step)
 
     def on_log(self, training: Training, line: Line) -> None:
+        """Write the numbers of a logged step's line."""
         self._write(training.step, line)
 
     def on_validation(self, training: Training, values: Values) -> None:
+        """Write the validated values."""
         self._write(training.step, values)
 
     def on_test(self, training: Training, values: Values) -> None:
+        """Open an event file, write the tested values, and close it."""
         self._open(None)
         self._write(training.step, values)
         self.on_end(training)
 
     def on_end(self, _training: Training) -> None:
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -163,11 +174,14 @@ class Reports(Callback):
             self._wire.report(slow_rank=line["slow_rank"], slow_s=own["most"], usual_s=own["median"])
 
     def on_validation(self, _training: Training, values: Values) -> None:
+        """Send the validated values."""
         self._wire.report(**values)
 
     def on_test(self, training: Training, values: Values) -> None:
+        """Send the tested values, and close the connection to launch."""
         self.on_validation(training, values)
         self.on_end(training)
 
     def on_end(self, _training: Training) -> None:
+        """Close the connection to launch."""
         self._wire.close()

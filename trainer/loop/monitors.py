@@ -46,6 +46,7 @@ class EarlyStopping(Callback):
         self._end_if_due(training)  # again: `patience` may have changed since
 
     def on_validation(self, training: Training, values: Values) -> None:
+        """Count validations in a row without a better value, and end the training if they are too many."""
         self.bad = 0 if self.best.take(monitored(values, self.monitor)) else self.bad + 1
         self._end_if_due(training)
 
@@ -55,9 +56,11 @@ class EarlyStopping(Callback):
             training.end(f"early stopping: {self.bad} validations without a better {self.monitor}", stays=False)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the best value and the number of validations since."""
         return {"best": self.best.value, "bad": self.bad}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the best value and the number of validations since."""
         self.best.value, self.bad = state["best"], state["bad"]
 
 
@@ -79,15 +82,18 @@ class BestModel(Callback):
             self._save(self.step, {self.monitor: self.best.value})
 
     def on_validation(self, training: Training, values: Values) -> None:
+        """Call `save` if the monitored value is better than all before."""
         value = monitored(values, self.monitor)
         if self.best.take(value):
             self.step = training.step
             self._save(training.step, values)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the best value and its step."""
         return {"best": self.best.value, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the best value and its step."""
         self.best.value, self.step = state["best"], state["step"]
 
 

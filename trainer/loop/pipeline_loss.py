@@ -64,6 +64,7 @@ class _CaptureInput(_StandIn):
     """A stand-in that raises _Called with the arguments of its call."""
 
     def forward(self, *given: Any, **named: Any) -> Any:
+        """Raise _Called with the arguments."""
         raise _Called(given, named)
 
 
@@ -75,6 +76,7 @@ class _ReplayOutput(_StandIn):
         self._answers = [answer]
 
     def forward(self, *_: Any, **__: Any) -> Tensor:
+        """Return the output; raise TrainerError at a second call."""
         if not self._answers:
             raise TrainerError("loss: it calls the model twice, but in a pipeline a batch goes through it once")
         return self._answers.pop()

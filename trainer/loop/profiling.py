@@ -61,15 +61,18 @@ class Profiler(Callback):
         self._begun = 0  # after so many steps
 
     def on_start(self, training: Training) -> None:
+        """Start the profiler if the next step is one to trace."""
         self._begin_if_due(training.step)
 
     def on_step(self, training: Training) -> None:
+        """Start the profiler if the next step is one to trace; after the last one write and summarise the trace."""
         if self._running is not None and training.step >= self._last:
             _mark("other")
             self._summarise(training, self._finish(training, self._running))
         self._begin_if_due(training.step)
 
     def on_end(self, training: Training) -> None:
+        """Stop the profiler if it still runs, and write the incomplete trace."""
         if self._running is not None:
             self._finish(training, self._running)
 

@@ -48,6 +48,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the counters of a checkpoint."""
         self.step, self.epoch = state["step"], state["epoch"]
         self.validated, self.values, self.ending = state["validated"], dict(state["values"]), state["ending"]
         self._seconds, self._began = state["seconds"], self._clock()

@@ -1,4 +1,4 @@
-"""Decide whether a start resumes from a checkpoint, and report which settings have changed since."""
+"""Decide whether a training resumes from a checkpoint, and report which settings have changed since."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

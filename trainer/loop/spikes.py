@@ -50,8 +50,10 @@ class Spikes:
         )
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the counts of spikes, and the last losses, of which the median is made."""
         return {"total": self.total, "in_a_row": self.in_a_row, "losses": list(self._losses)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the counts of spikes and the last losses."""
         self.total, self.in_a_row = state["total"], state["in_a_row"]
         self._losses = deque(state["losses"], maxlen=_WINDOW)

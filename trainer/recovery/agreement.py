@@ -28,7 +28,7 @@ class RankReport:
     all). `old_place` is its rank and the number of ranks when its states were saved (None: it has none).
     """
 
-    start: str  # the start of the training that its states and weights are of
+    start: str  # names the launch of the ranks in which its states were saved
     step: int | None  # after which its weights are; None: the rank is new, or in the middle of an update
     state_steps: tuple[int, ...]  # the steps whose state of its own the rank has saved
     copy_steps: tuple[int, ...] = ()  # the steps whose state it has for the rank on the next node that sends it copies

@@ -22,7 +22,7 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
 class PersistentBuffers:
     """The buffers of a module that a checkpoint contains.
 
-    Others (masks, tables) are made by each start and do not change.
+    Others (masks, tables) are made again whenever the model is made, and do not change.
     """
 
     def __init__(self, module: nn.Module) -> None:

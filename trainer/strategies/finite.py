@@ -35,10 +35,12 @@ class Skips:
         return int(self._total), int(self._in_a_row)
 
     def state_dict(self) -> dict[str, int]:
+        """Return the counts, read from the device."""
         total, in_a_row = self.read()
         return {"total": total, "in_a_row": in_a_row}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restore the counts."""
         self._total, self._in_a_row = state["total"], state["in_a_row"]
 
 

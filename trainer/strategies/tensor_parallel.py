@@ -84,7 +84,7 @@ def has_divided_vocabulary(plan: Plan) -> bool:
 
 
 def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = False) -> None:
-    """Make every parameter of this rank a DTensor over the ranks that divide a layer, in place.
+    """Make every parameter of this rank a DTensor on `mesh`, whose ranks divide layers by `plan`, in place.
 
     All ranks call it, and rank 0's values count. With `alike` the ranks have the same values before, and nothing is
     sent.
@@ -116,7 +116,7 @@ def return_whole_outputs(module: nn.Module) -> None:
 
 
 def _styles(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, ParallelStyle]]:
-    """Yield the names of layers to divide, with their styles. Raises BadSettings with all problems.
+    """Yield (name, style) of the layers to divide. Raises BadSettings with all problems.
 
     `ranks` is the number of ranks that divide a layer.
     """
@@ -161,7 +161,10 @@ def _indivisible(name: str, part: nn.Module, style: str, ranks: int) -> str:
 
 
 def _keep_whole(name: str, part: nn.Module, mesh: DeviceMesh) -> None:
-    """Keep a layer whole on each rank, with parameters on the mesh as optimizers and norms need them."""
+    """Keep the layer `part`, called `name`, whole on each rank.
+
+    Its parameters become DTensors on the mesh, as optimizers and norms need them.
+    """
     if any(True for _ in part.children()):
         own = next(key for key, _ in part.named_parameters(recurse=False))
         raise BadSettings(

@@ -103,7 +103,7 @@ class Answers:
 
     @property
     def shards(self) -> list[range]:
-        """All shards of the job."""
+        """The shards of the job: all ranges of samples, in order."""
         return self._job.shards()
 
     def whole(self) -> set[range]:

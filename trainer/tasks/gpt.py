@@ -88,6 +88,7 @@ class LastWeights(Callback):
         self.weights: dict[str, Tensor] = {}
 
     def on_done(self, training: Training) -> None:
+        """Gather the weights; only rank 0 keeps them."""
         self.weights = whole_weights(training.strategy.module, keep=training.world.is_first)
 
 

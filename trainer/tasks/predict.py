@@ -180,7 +180,10 @@ class Queue:
             self._publish(len(self._shards))
 
     def _next(self) -> int:
-        """Take the next shard and return its number; ranks that share samples get the one that the first has taken."""
+        """Take the next shard and return its number, which is too high if none is left.
+
+        Ranks that work on the same samples get the number that the first of them has taken.
+        """
         if self._follows:
             place = int(self._store.get(f"{self._key} {self._place_number}"))
             self._place_number += 1
