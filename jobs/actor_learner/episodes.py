@@ -24,7 +24,10 @@ class Episodes:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def ask_for(self, step: int, policy: Any, count: int) -> list[Any]:
-        """Hand out `count` episodes to be played with this policy, and return them in order once all are played."""
+        """Hand out the episodes 0 to `count` - 1 of `step`, to be played with this policy, and wait for all.
+
+        Returns them as they were delivered, in order.
+        """
         with self.changed:
             self.step, self.policy, self.count = step, policy, count
             self.waiting, self.played = list(range(count)), {}

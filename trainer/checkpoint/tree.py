@@ -106,12 +106,12 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _items(value: Any, where: str, tensors: dict[str, Tensor]) -> list[Any]:
-    """Return the items of a sequence encoded, in order."""
+    """Return the items of a sequence encoded, in order, as `_encode` does with `where` and `tensors`."""
     return [_encode(item, f"{where}/{place}", tensors) for place, item in enumerate(value)]
 
 
 def _pairs(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> list[Any]:
-    """Return a list of encoded pairs of key and value."""
+    """Return a list of encoded pairs of key and value, as `_encode` does with `where` and `tensors`."""
     return [
         [_encode(key, f"{where}/key", tensors), _encode(item, f"{where}/{key}", tensors)] for key, item in value.items()
     ]
@@ -194,7 +194,7 @@ _ENCODERS: dict[type, Callable[[Any, str, dict[str, Tensor]], Any]] = {
 
 
 def _decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """Return the value that `_encode` encoded."""
+    """Return the value that `_encode` encoded; `tensor` is called with a name and returns a large tensor."""
     if isinstance(value, list):
         return [_decode(item, tensor) for item in value]
     if not isinstance(value, dict):

@@ -48,9 +48,9 @@ def copy_name(name: str) -> str:
 
 
 def waiting_name(name: str, digest: str) -> str:
-    """Return a draft's name for a complete copy that waits because another checkpoint has its final name.
+    """Return a draft's name for a complete copy of a checkpoint whose final name, `name`, another one has.
 
-    `digest` is that of its manifest.
+    `digest` is that of the copy's manifest.
     """
     return f"{_DRAFT}copy-{_shortened(name)}-{digest}"
 

@@ -210,9 +210,10 @@ def _held_at(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
 
 
 def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:
-    """Return the checkpoint's folder; make it, or commit a prepared draft, if it does not exist.
+    """Return the folder of the committed checkpoint with this manifest, whose encoded form is `data`.
 
-    Raises FileExistsError if another checkpoint of this step is there.
+    If it does not exist, a prepared draft of it is committed, or a folder with only the manifest is made. Raises
+    FileExistsError if another checkpoint of this step is there.
     """
     final = folder / folder_name(manifest.step, kind)
     if not os.path.lexists(final):

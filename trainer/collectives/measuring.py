@@ -54,7 +54,11 @@ def rounded(size_bytes: int, many: int) -> int:
 def timed(
     names: Sequence[str], sizes: Sequence[int], ranks: tuple[int, ...], group: dist.ProcessGroup, world: World
 ) -> Iterator[Timed]:
-    """Yield the result of each operation (in `names`) and size, on each of `ranks`."""
+    """Yield the result of each operation in `names` with each size in bytes; each of `ranks` calls it.
+
+    `group` is the process group of these ranks. A barrier has no size, and an operation that the backend lacks is tried
+    once.
+    """
     for name in names:
         for size in sizes if name != "barrier" else (0,):
             count = rounded(size, len(ranks))

@@ -53,7 +53,11 @@ def pairs(world: World, nodes: int, per_node: int, group: dist.ProcessGroup) -> 
 
 
 def _measured(world: World, ends: tuple[int, int], group: dist.ProcessGroup) -> tuple[float, float, float] | None:
-    """Return torch's rate, the seconds of a small round trip, and a plain socket's rate; None on other ranks."""
+    """Measure between the two ranks `ends`: torch's rate, the seconds of a small round trip, a plain socket's rate.
+
+    All ranks call it and those not in `ends` get None. Rates are in bytes per second, 0 for a socket that cannot
+    connect.
+    """
     where: list[tuple[str, int, bytes] | None] = [None]
     listener = None
     if world.rank == ends[0]:

@@ -28,7 +28,7 @@ class Job(NamedTuple):
 class Fetch:
     """A function that returns the batch of a job, drawn with random numbers that depend on the job alone.
 
-    `draws` is False if no random numbers are drawn.
+    `draws` is False for plain tensors, whose rows are taken without random numbers, so that no generator is seeded.
     """
 
     def __init__(self, dataset: Any, collate: Collate | None, *, seed: int, rank: int) -> None:

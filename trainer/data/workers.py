@@ -190,9 +190,10 @@ class _WorkerSettings(NamedTuple):
 def _serve(
     settings: _WorkerSettings, open_work: Callable[[int], Work], tasks: Any, answers: Any, ours: list[Any]
 ) -> None:
-    """Run a worker: do the tasks until the rank closes the pipe.
+    """Run in the worker process: do the tasks from the pipe `tasks` and send `answers`, until the rank closes the pipe.
 
-    `ours` are the ends of pipes that belong to the rank, and are closed here.
+    `open_work(number)` returns the function that does a task. `ours` are the ends of pipes that belong to the rank, and
+    are closed here.
     """
     _leave_signals_to_the_rank(settings)
     _end_with_the_rank(settings)

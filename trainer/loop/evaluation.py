@@ -190,7 +190,10 @@ class Evaluation:
         return found
 
     def _sum_of(self, name: str, value: Sum, samples: int) -> tuple[Any, Any]:
-        """Return the sum and the count of a value. Raises TrainerError if it is not a number."""
+        """Return (sum, count) of a value that a metrics function returned for a batch of so many samples.
+
+        Raises TrainerError, with the value's `name`, if it is not a number.
+        """
         refuse_no_number(f"metrics: {name}", value)
         sums = self._progress.float_metrics == "sum"
         if not isinstance(value, tuple) and is_float(value) and name not in self._warned_of and self._world.is_first:

@@ -54,7 +54,10 @@ class StepListener(Protocol):
         """
 
     def before_save(self, loop: "Loop") -> None:
-        """Seed the random generators again if the set of ranks has changed in the step that is about to be saved."""
+        """Seed the random generators again if the set of ranks has changed in the step that is about to be saved.
+
+        The loop calls it for the step after which it continues, before saving.
+        """
 
     def step_done(self, loop: "Loop") -> None:
         """Raise an error that ends the loop if new ranks wait to join; the loop calls it last in each step."""
@@ -284,7 +287,10 @@ class Loop:
         return True
 
     def _has_a_checkpoint(self) -> bool:
-        """Return whether there is a checkpoint to go back to, after waiting for one that is being written."""
+        """Return whether there is a checkpoint to go back to, after waiting for one that is being written.
+
+        All ranks call it.
+        """
         self.checkpointer.wait()
         folder = self.checkpointer.folder
         return call_on_first(self.training.world, lambda: any(one.kind == "step" for one in catalog.entries(folder)))

@@ -134,9 +134,10 @@ def _set(part: Any, state: State) -> None:
 
 
 def _reduce(part: Any, states: list[State]) -> State:
-    """Set on the metric the states of all ranks, reduced by its own rules, and return its state without the reduction.
+    """Set on the metric `part` the ranks' states, reduced by its own rules (sum, mean, ...).
 
-    Lists are concatenated in the order of ranks.
+    Returns a state of the metric's usual kind, with which it can be reset later. Lists are concatenated in the order of
+    ranks.
     """
     key_of: dict[int, str] = {}
     for key, value in states[0].items():

@@ -116,7 +116,8 @@ class StepSnapshots:
     def save_rank_state(self, loop: Loop, step: int, *, known: bool) -> bool:
         """Save this rank's own state after that step; return False if there is no memory for it.
 
-        With `known` False there is no state to save any more, and the rank with the copy is notified.
+        If the state is copied to another node, the transfer begins. With `known` False nothing is saved, and the rank
+        with the copies receives an empty state.
         """
         data, fits = b"", True
         if self.rank_states is not None and known:

@@ -141,9 +141,10 @@ def _exposed(
     laps: Sequence[tuple[float, str]],
     gap_s: float = _LEAST_GAP_S,
 ) -> list[tuple[Mapping[str, Any], list[Span]]]:
-    """Return each collective with the spans in which it was exposed; of several at once, the first gets the time.
+    """Return each collective of `calls`, a trace's events, with the spans in which it was exposed.
 
-    `works` are the spans of computation; gaps up to `gap_s` between them do not count.
+    Time in which several collectives are exposed counts for the first. `works` are the spans of computation; gaps up to
+    `gap_s` seconds between them do not count. `laps` are the phase marks: when a phase ended, and its name.
     """
     found, covered = [], laps[0][0]
     for call in sorted(calls, key=lambda one: float(one["ts"])):

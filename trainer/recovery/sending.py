@@ -81,7 +81,10 @@ def read(places: Places, into: Sequence[Tensor], piece_bytes: int = _PIECE_BYTES
 
 
 def _check_mark(places: Places) -> None:
-    """Raise OSError if the process with this number is not the one with the tensors, or has withdrawn them."""
+    """Raise OSError unless the process `places.pid` still has the random mark by which the tensors' owner is known.
+
+    It lacks the mark if it is another process, or if the tensors may no longer be read.
+    """
     mark = torch.empty(_MARK_BYTES, dtype=torch.uint8)
     _read(places.pid, [(mark.data_ptr(), places.mark_at, _MARK_BYTES)])
     if mark.numpy().tobytes() != places.mark:

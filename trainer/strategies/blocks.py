@@ -14,7 +14,10 @@ _SMALLEST_SHARE = 0.02  # of the largest block; smaller ones are not worth a mes
 
 
 def blocks_of(module: nn.Module, wanted: Choice = ()) -> list[nn.Module]:
-    """Return the blocks that `wanted` names, else the children of the containers that hold most of the parameters."""
+    """Return the blocks that `wanted` names by pattern, class or rule; without it, those found in containers.
+
+    These are the children of Sequential, ModuleList and the like, without those much smaller than the largest.
+    """
     if wanted:
         return chosen(module, wanted)
     found = list(dict.fromkeys(_contained(module)))

@@ -128,11 +128,11 @@ class _DeferredInit(TorchDispatchMode):
         return _storage(value)._cdata in self._memory  # noqa: SLF001 - its identity
 
     def still_there(self) -> set[int]:
-        """Return the identities of the uninitialised memory that is still in use."""
+        """Return the storages, by address, that were left uninitialised and are still in use."""
         return {identity for identity, held in self._memory.items() if not held.expired()}
 
     def give_up(self) -> None:
-        """Raise WeightsWanted, and set `was_wanted`, in case model code catches it."""
+        """Raise WeightsWanted; model code may catch it, so `was_wanted` is set as well."""
         self.was_wanted = True
         raise WeightsWanted
 
@@ -208,7 +208,7 @@ def _watched(deferred: _DeferredInit) -> Iterator[None]:
 
 
 def _replaced(module: nn.Module) -> set[int]:
-    """Return the identities of the memory that loading a checkpoint fills completely."""
+    """Return the storages, by address, that loading a checkpoint into the module fills completely."""
     return {
         tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
         for tensor in _kept(module)
@@ -226,7 +226,7 @@ def _values(args: Any, kwargs: Any) -> Iterator[Any]:
 
 
 def _kept(module: nn.Module) -> list[Tensor]:
-    """Return the parameters and buffers that a checkpoint has."""
+    """Return the module's parameters and persistent buffers, which a checkpoint contains."""
     return [*module.parameters(), *PersistentBuffers(module).tensors()]
 
 

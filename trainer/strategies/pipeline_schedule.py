@@ -55,7 +55,10 @@ def _of_sequence(prefix: str, module: nn.Module) -> Iterator[str]:
 
 
 def micro_batches(samples: int, stages: int, wanted: int | None) -> int:
-    """Return into how many equal parts the samples are divided: the wanted number or the next smaller that fits."""
+    """Return into how many equal parts the samples are divided: `wanted`, or the next smaller number that fits.
+
+    `wanted` None means four times the number of stages.
+    """
     most = min(samples, wanted or _PER_STAGE * stages)
     return next(count for count in range(most, 0, -1) if samples % count == 0)
 

@@ -289,13 +289,16 @@ def _on_its_mesh(world: World, settings: Settings) -> World:
 
 
 def _with_checkpoints(wanted: Path) -> Path:
-    """Return the folder that holds the wanted checkpoint, or that is meant by FOLDER/best."""
+    """Return the folder of checkpoints that `wanted` names: itself, or the parent of a checkpoint or of FOLDER/best."""
     folder, _ = named_best(wanted)
     return folder.parent if parse_folder_name(folder.name) else folder
 
 
 def _sharing(settings: Settings) -> StrategySettings:
-    """Return the strategy settings of a prediction, with weights in fp32 so that they equal those of a single rank."""
+    """Return the settings by which a prediction divides the model over ranks, taken from those of the training.
+
+    Weights stay in fp32, so that they equal those of a single rank.
+    """
     names: tuple[str, ...] = ("strategy",)
     if settings.strategy in SHARDS:
         names += ("shard_size", "by_parts", "offload", "blocks", "units")
