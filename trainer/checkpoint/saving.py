@@ -336,7 +336,11 @@ class Saver:
         )
 
     def _prepare(self, draft: Path, manifest: Manifest, files: list[_File]) -> Outcome:
-        """Write the manifest and sync the draft to disk, so that only the final rename is left; return the outcome."""
+        """Write the manifest and sync the draft to disk, so that only the final rename is left; return the outcome.
+
+        `files` describes the file of each rank. Only the rank that acts for the disk does anything; the others return a
+        success.
+        """
         if not self._save_group.acts_for_disk:
             return Outcome(manifest.step)
         directory, save_group = self._directory, self._save_group
@@ -357,7 +361,10 @@ class Saver:
         return Outcome(manifest.step)
 
     def _place(self, draft: Path, manifest: Manifest) -> Outcome:
-        """Give the draft its final name on this disk and return the outcome."""
+        """Give the draft its final name and return the outcome.
+
+        Only the rank that acts for the disk does anything; the others return a success.
+        """
         try:
             if self._save_group.acts_for_disk:
                 commit.place(draft, manifest, self._directory.token, self._directory.run_dir)
@@ -366,7 +373,10 @@ class Saver:
         return Outcome(manifest.step)
 
     def _undo(self, draft: Path, manifest: Manifest) -> None:
-        """Remove from this disk a save that failed on another disk; a failure is only logged."""
+        """Remove from this disk a save, the draft or already the checkpoint, that failed on another disk.
+
+        A failure is only logged.
+        """
         if self._save_group.acts_for_disk:
             try:
                 commit.undo(draft, manifest, self._directory.token, self._directory.run_dir)
@@ -374,7 +384,10 @@ class Saver:
                 log.warning("%s could not be removed: %s", draft, error)
 
     def _clean_up(self, request: SaveRequest) -> None:
-        """Keep the best and delete old checkpoints after a commit, which stays valid even if this fails."""
+        """Make the checkpoint the best if the request says so, and delete old checkpoints.
+
+        It follows a commit, which stays valid even if this fails.
+        """
         try:
             if request.best:
                 self.keep_best(request.step, request.info)
@@ -424,7 +437,7 @@ class Saver:
     def _files_on_disk(self, newest: int) -> Stock | None:
         """Return which files of which checkpoints this disk has, or None if it cannot be read.
 
-        Each manifest is read once.
+        The manifest of the step `newest` is read, others only if they were not read in an earlier call.
         """
         stock, folder = dict[Save, Parts](), self._directory.folder
         try:

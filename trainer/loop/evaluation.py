@@ -249,5 +249,8 @@ def answer_alone(model: nn.Module, batch: Any) -> Any:
 
 
 def _losses(loss: LossFunction | None, samples: int, model: nn.Module, data: Any) -> Mapping[str, Sum]:
-    """Return loss values by name for a batch, or an empty dict without a loss."""
+    """Return by name the sum and count of each loss value of a batch of `samples` samples.
+
+    Returns an empty dict without a loss function.
+    """
     return {} if loss is None else answer_of(loss(model, data)).sums(samples)

@@ -178,7 +178,10 @@ class Piped:
             return function(_ReplayOutput(output), data)
 
     def _inputs(self, function: Function, data: Any, *, training: bool) -> Tensor:
-        """Run the function until it calls the model; return the tensor that it passes, the same on all ranks."""
+        """Run the function until it calls the model; return the tensor that it passes, the same on all ranks.
+
+        `training` is the mode of the model that the function gets.
+        """
         return _model_input(function, data, self._pipeline.casting, self._device, training=training)
 
     def _merged_answer(self, answers: list[Answer], *, known: bool) -> Answer:
@@ -214,8 +217,8 @@ def _model_input(
 ) -> Tensor:  # fmt: skip
     """Return the tensor that a function calls the model with, the same on all ranks.
 
-    Raises TrainerError if the function never calls the model, calls it with anything else, or draws random numbers
-    first.
+    `casting` returns the context to call the function in, and `training` is the mode of the model that it gets. Raises
+    TrainerError if the function never calls the model, calls it with anything else, or draws random numbers first.
     """
     before = state_of_generators(device)
     try:

@@ -125,9 +125,9 @@ class Pipeline:
     def finish_setup(
         self, module: nn.Module, around: Callable[[], AbstractContextManager[None]], scaler: GradScaler | None
     ) -> None:
-        """Finish the set-up: store scaler and context of all passes, find parameters that stages share.
+        """Store scaler and context of all passes, and find the parameters of `module` that stages share.
 
-        `around` returns that context; `scaler` is None except for fp16.
+        All ranks call it, once. `around` returns that context; `scaler` is None except for fp16.
         """
         self._around, self._scaler = around, scaler
         if scaler is not None:
@@ -394,7 +394,10 @@ def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, 
 
 
 def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None:
-    """Replace the parameters in `others`, ids of those that only other ranks have, by stand-ins; ties are kept."""
+    """Replace the parameters in `others` (ids), which only other ranks have, by stand-ins on `device`.
+
+    Tied parameters stay tied.
+    """
     known: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():  # noqa: SLF001 - setattr() might be a property's

@@ -63,9 +63,10 @@ def unsaved_buffers(module: nn.Module) -> list[Tensor]:
 
 
 def with_first_weights(module: nn.Module, world: World, *, deferred: bool = False) -> Wrapped:
-    """Give all ranks rank 0's weights, unless they are `deferred`, that is still to be loaded; wrap nothing.
+    """Give all ranks rank 0's weights, and return the module as a Wrapped without a wrapper; all ranks call it.
 
-    Gradients are reduced elsewhere, so any part of the model may be called separately.
+    With `deferred` nothing is sent, as the weights are still to be loaded. Gradients are reduced elsewhere, so any part
+    of the model may be called separately.
     """
     if world.size > 1 and not deferred:
         broadcast_from_first([*module.parameters(), *PersistentBuffers(module).tensors()])
