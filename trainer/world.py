@@ -303,14 +303,17 @@ def barrier(world: World) -> None:
 
 
 def call_on_first(world: World, act: Callable[[], T]) -> T:
-    """Return on all ranks the result of `act` on rank 0; a TrainerError there is raised on all; all ranks call it."""
+    """Return on all ranks, which all call it, the result of `act` on rank 0.
+
+    A TrainerError that `act` raises is raised on all ranks.
+    """
     return call_on_rank(world, 0, act)
 
 
 def call_on_rank(world: World, rank: int, act: Callable[[], T]) -> T:
-    """Return on all ranks the result of `act` on rank `rank`; all ranks call it.
+    """Return on all ranks, which all call it, the result of `act` on rank `rank`.
 
-    A TrainerError there is raised on all ranks.
+    A TrainerError that `act` raises is raised on all ranks.
     """
     answer: list[Any] = [None, None]
     if world.rank == rank:

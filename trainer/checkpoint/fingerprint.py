@@ -53,8 +53,8 @@ _NOTHING = _Wanted(-1, 0, 0, 0)  # a request to nobody, which shows that rank 0 
 def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> str:
     """Return the SHA-256 over all tensors and the optimizer's values that are no tensors, as hex text.
 
-    It covers names, types, shapes and block digests in the order of names. Every byte is read and compared, one block
-    at a time. `after_part` is called after each file and block. Raises CheckpointDamaged.
+    It covers names, types, shapes and block digests in the order of names. Every file is read and compared with its
+    digest in the manifest. `after_part` is called after each file and block. Raises CheckpointDamaged.
     """
     manifest = verify(entry, after_file=after_part)
     with _opened(entry, manifest) as files:

@@ -227,7 +227,7 @@ class Streamed:
         return done
 
     def rewind(self) -> None:
-        """Read the stream from its beginning with the next batches."""
+        """Read the stream from its beginning with the next call of `batches`."""
         self.close()
         self._after = None
 

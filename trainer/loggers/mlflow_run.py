@@ -41,12 +41,12 @@ class MlflowLogger(TrackingLogger):
         self._name = name or os.environ.get("LAUNCH_RUN_ID")
 
     def tracker(self, about: About) -> "MlflowRun":
-        """Return the MLflow run of the training `about`, for these processes; it is not connected yet."""
+        """Return the connection to MLflow for the training `about`; `open` connects it."""
         return MlflowRun(about, self._experiment, self._uri, self._name, self._given)
 
 
 class MlflowRun:
-    """The connection of a training's present processes to its MLflow run."""
+    """The connection of a running training to its MLflow run."""
 
     def __init__(
         self, about: About, experiment: str, uri: str | None, name: str | None, run_id: str | None = None

@@ -31,7 +31,7 @@ Earlier = Callable[[int | None], list[Row]]  # what was written down of the step
 
 
 class Tracker(Protocol):
-    """The interface of a tracking server for a training's present processes.
+    """The interface of a running training's connection to a tracking server.
 
     After an error the same rows are sent again.
     """

@@ -34,14 +34,14 @@ class WandbLogger(TrackingLogger):
         self._options = {"project": project, **options}
 
     def tracker(self, about: About) -> "WandbRun":
-        """Return the W&B run of the training `about`, for these processes; it is not opened yet."""
+        """Return the connection to W&B for the training `about`; `open` connects it."""
         # What W&B itself waits for, also when the process ends; no wait at all is no limit there.
         finish_s = max(0.8 * self._patience_s, 0.1)
         return WandbRun(about, {"settings": {"finish_timeout": finish_s}, **self._options})
 
 
 class WandbRun:
-    """The connection of a training's present processes to its W&B run."""
+    """The connection of a running training to its W&B run."""
 
     def __init__(self, about: About, options: Mapping[str, Any]) -> None:
         import wandb  # late: an optional package, and slow to import

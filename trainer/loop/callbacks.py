@@ -18,7 +18,7 @@ class Callback:
     """
 
     def on_start(self, training: Training) -> None:
-        """Act when everything is loaded, before the first step of these processes."""
+        """Act when everything is loaded, before the first step; after a restart it is called again."""
 
     def on_step(self, training: Training) -> None:
         """Act after each optimizer step."""

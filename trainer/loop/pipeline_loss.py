@@ -185,7 +185,7 @@ class Piped:
         return _model_input(function, data, self._pipeline.casting, self._device, training=training)
 
     def _merged_answer(self, answers: list[Answer], *, known: bool) -> Answer:
-        """Return the answers of all parts merged into one, on all ranks.
+        """Return on all ranks one answer, merged from those for the parts of a batch, which only the last stage has.
 
         Without `known`, the answer has only the count, and nothing is sent if there is none.
         """

@@ -111,7 +111,7 @@ def _read(pid: int, pieces: Sequence[tuple[int, int, int]]) -> None:
 
 
 def _vector(pieces: Iterable[tuple[int, int]]) -> tuple[ctypes.Array[_Piece], ctypes.c_ulong]:
-    """Return the pieces as an array for the system call, and its length."""
+    """Return the pieces, given as (address, size), as an array of iovec for the system call, and its length."""
     made = [_Piece(*piece) for piece in pieces]
     return (_Piece * len(made))(*made), ctypes.c_ulong(len(made))
 

@@ -380,9 +380,10 @@ def _is_trained(part: nn.Module) -> bool:
 
 
 def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """Return this rank's process groups for parameters that stages share; all ranks call it and make all groups.
+    """Make a process group for each set of stages that share a parameter; return those that this rank is in.
 
-    `wanted` and the keys are tuples of pipeline ranks, those of the stages that share one.
+    `wanted` has the sets as tuples of stages' ranks in a pipeline, which are the keys of the result. All ranks call it
+    and make all groups, in the same order.
     """
     found: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for having in wanted:
