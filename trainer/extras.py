@@ -86,7 +86,10 @@ def _of_uv_tool(extra: str, source: dict[str, Any] | None, receipt: Path) -> str
 
 
 def _address(source: dict[str, Any] | None) -> str:
-    """Return where the installed copy came from, in the form of a requirement, or "" for the package index."""
+    """Return where the installed copy came from (`source`, PEP 610), in the form of a requirement.
+
+    Returns "" for the package index, for which `source` is None.
+    """
     if source is None:
         return ""
     vcs = source.get("vcs_info")
@@ -97,7 +100,10 @@ def _address(source: dict[str, Any] | None) -> str:
 
 
 def _is_editable(source: dict[str, Any] | None, project: Path) -> bool:
-    """Return whether launch is an editable installation from `project`, which this environment belongs to."""
+    """Return whether launch is an editable installation from `project`, which this environment belongs to.
+
+    `source` is where launch was installed from (PEP 610, None: the package index).
+    """
     if source is None or not source.get("dir_info", {}).get("editable"):
         return False
     return os.path.realpath(unquote(urlsplit(str(source["url"])).path)) == os.path.realpath(project)

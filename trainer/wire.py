@@ -160,7 +160,8 @@ class Wire:
     def report_step(self, step: int, total_steps: int | None = None, **metrics: Number) -> None:
         """Report the current step, at most 20 times a second, as only the newest counts.
 
-        In a run of `launch prove` that is to be killed after this step, report it and wait for the kill.
+        `total_steps` is the number of steps of the whole training, None if unknown. In a run of `launch prove` that is
+        to be killed after this step, report it and wait for the kill.
         """
         if self._fd is None:
             return

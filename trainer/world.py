@@ -330,7 +330,10 @@ def call_on_rank(world: World, rank: int, act: Callable[[], T]) -> T:
 
 
 def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt.timedelta) -> World:
-    """Make the gloo group for control messages, wait for all ranks in it, and return the world."""
+    """Make the gloo group for control messages, wait for all ranks in it, and return the world.
+
+    `device` is the one that the user wants; None: a GPU if there is one.
+    """
     local_rank = _number(environ, "LOCAL_RANK", 0)
     size = dist.get_world_size()
     # Of its own, so that what is agreed on never waits behind gradients, nor needs a GPU.

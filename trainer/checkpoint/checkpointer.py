@@ -218,8 +218,8 @@ class Checkpointer:
     def finish(self, step: int, info: Mapping[str, Value] | None = None, *, fingerprint: bool = True) -> str:
         """Save the end of the training, report that the work is done, and return the state's fingerprint.
 
-        With `fingerprint` False the ranks do not read and compare the whole state once more, and "" is returned. Raises
-        SaveFailed.
+        `info` are values for the checkpoint's manifest. With `fingerprint` False the ranks do not read and compare the
+        whole state once more, and "" is returned. Raises SaveFailed.
         """
         if not self._save_surely(step, info):
             self._give_up()
@@ -350,7 +350,10 @@ class Checkpointer:
             return None
 
     def _save_surely(self, step: int, info: Mapping[str, Value] | None) -> bool:
-        """Save and wait, up to three times if saves fail; return whether one succeeded. Raises Fenced."""
+        """Save and wait, up to three times if saves fail; return whether one succeeded. Raises Fenced.
+
+        `info` are values for the checkpoint's manifest.
+        """
         self._leaving = True
         for _ in range(_MOST_FAILURES):
             self.save(step, info)

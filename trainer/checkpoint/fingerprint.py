@@ -76,7 +76,10 @@ def fingerprint_together(
 def _digest_on_shared_disk(
     entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], report_every_s: float
 ) -> str:
-    """Divide the files and blocks among the ranks, and return on all ranks the digest that rank 0 combines."""
+    """Divide the files and blocks among the ranks, and return on all ranks the digest that rank 0 combines.
+
+    All ranks call it, and `still_here` is called on each at least every `report_every_s` seconds or so.
+    """
     manifest, problem = save_group.broadcast(_read_manifest(entry) if save_group.is_first else (None, ""))
     if manifest is None:
         raise CheckpointDamaged(problem)
@@ -167,9 +170,10 @@ def _keep_alive(
 def _digest_over_disks(
     entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], report_every_s: float
 ) -> str:
-    """Return the digest on all ranks of files on several disks.
+    """Return on all ranks, which all call it, the digest of files that are on several disks.
 
-    Rank 0 requests from the others the bytes that its own disk lacks.
+    Rank 0 requests from the others the bytes that its own disk lacks. `still_here` is called on each rank at intervals
+    of about `report_every_s` seconds.
     """
     manifest, problem, held = None, "", set[int]()
     if save_group.acts_for_disk:
@@ -201,7 +205,7 @@ def _digest_on_first(
     """Compute the fingerprint on rank 0; return it and "", or "" and the problem.
 
     `files` are the descriptors of the files on its own disk, and `held` has, for each rank, the numbers of the files
-    that it can send.
+    that it can send. `after_block` is called after each block.
     """
 
     def read(number: int, view: memoryview, at: int) -> None:
@@ -227,7 +231,7 @@ def _digest_on_first(
 def _serve_first(files: Mapping[int, int], save_group: SaveGroup, still_here: Callable[[], None]) -> tuple[str, str]:
     """Send the bytes that rank 0 asks for until it sends the fingerprint; return that and this rank's problem or "".
 
-    Unreadable bytes are sent as zeros.
+    `still_here` is called at each message. Unreadable bytes are sent as zeros.
     """
     problem = ""
     wanted: _Wanted | str = ""
@@ -251,7 +255,10 @@ def _raise_first(problems: Iterable[str]) -> None:
 
 
 def _digest_all(manifest: Manifest, read: Read, after_block: Callable[[], None]) -> str:
-    """Return the fingerprint, computed by this process alone; `read` reads bytes of the manifest's files."""
+    """Return the fingerprint, computed by this process alone.
+
+    `read` reads bytes of the manifest's files, and `after_block` is called after each block.
+    """
     digests: dict[int, bytes] = {}
     for number, block in enumerate(blocks(manifest)):
         digests[number] = block.digest(read)

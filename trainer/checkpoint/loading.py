@@ -320,9 +320,9 @@ def _layout(tensor: Tensor) -> tuple[object, ...]:
 
 
 def read_patiently(read: Callable[[], None]) -> tuple[str, bool]:
-    """Call `read`; return its problem, or "" if there is none, and whether the problem is damage.
+    """Call `read` and return its problem, or "" if there is none, and whether the problem is damage.
 
-    Over NFS a name that another node has just made may be missing here for a while, so a missing file is retried.
+    A missing file is retried for a while, as over NFS a name appears late that another node has just made.
     """
     end = time.monotonic() + _NEWS_TAKES_S
     while True:

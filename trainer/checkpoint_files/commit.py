@@ -73,8 +73,9 @@ def publish(
 ) -> Path:
     """Write the manifest and give the draft its final name; return the checkpoint's folder.
 
-    Raises Fenced, OSError, or CheckpointDamaged if the draft's files are not those of the manifest; the draft is then
-    removed as far as the disk allows.
+    `run_dir` is the run's folder, whose fence is checked too (None: outside of launch). Raises Fenced,
+    OSError, or CheckpointDamaged if the draft's files are not those of the manifest; the draft is then removed as far
+    as the disk allows.
     """
     prepare(draft, manifest, token, run_dir)
     return place(draft, manifest, token, run_dir, kind)
@@ -85,7 +86,8 @@ def prepare(
 ) -> None:
     """Write the manifest and sync all of the draft to disk; files in `away` are on other disks.
 
-    After an error the draft is removed. Raises Fenced, OSError or CheckpointDamaged.
+    `run_dir` is the run's folder, whose fence is checked too. After an error the draft is removed. Raises Fenced,
+    OSError or CheckpointDamaged.
     """
     with _discarding_on_error(draft, token, run_dir):
         data = encode(manifest)
@@ -102,7 +104,8 @@ def place(
 ) -> Path:
     """Give a prepared draft its final name, and return the checkpoint's folder.
 
-    After an error the draft is removed. Raises Fenced, or OSError, also if another checkpoint has the name.
+    `run_dir` is the run's folder, whose fence is checked too. After an error the draft is removed. Raises Fenced, or
+    OSError, also if another checkpoint has the name.
     """
     folder = draft.parent
     final = folder / folder_name(manifest.step, kind)
@@ -125,7 +128,7 @@ def place(
 def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None) -> None:
     """Remove the draft or checkpoint that `prepare` or `place` made on this disk, after another disk has failed.
 
-    Raises Fenced, OSError.
+    `run_dir` is the run's folder, whose fence is checked too. Raises Fenced, OSError.
     """
     final = draft.parent / folder_name(manifest.step)
     remove([draft])
@@ -151,7 +154,7 @@ def publish_best(
     """Keep a committed checkpoint as the best one and remove the previous best; return its folder.
 
     The files are hard links where the disk allows. `info` is added to the manifest, as a checkpoint may turn out to be
-    the best only after it was saved.
+    the best only after it was saved. `run_dir` is the run's folder, whose fence is checked too.
     """
     older = place_best(source, token, run_dir, info)
     remove(older)
@@ -163,7 +166,8 @@ def place_best(
 ) -> list[Path]:
     """Make a checkpoint the best one, as `publish_best` does, but without removing the previous best ones.
 
-    Returns these, for `remove`. `info` is added to the manifest.
+    Returns these, for `remove`. `info` is added to the manifest; `run_dir` is the run's folder, whose fence is checked
+    too.
     """
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)
@@ -227,7 +231,10 @@ def empty_trash(folder: Path) -> None:
 
 
 def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
-    """Make the draft folder, then check that `token` is still the newest; else remove the folder and raise Fenced."""
+    """Make the draft folder, then check that `token` is still the newest; else remove the folder and raise Fenced.
+
+    `run_dir` is the run's folder, whose fence is checked too.
+    """
     draft.mkdir(mode=0o700)
     with _discarding_on_error(draft, token, run_dir):
         draft.chmod(0o700)  # whatever the umask

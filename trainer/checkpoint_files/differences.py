@@ -54,7 +54,7 @@ class Differences:
 def differences(one: Entry, other: Entry) -> Differences:
     """Return what differs between two checkpoints.
 
-    Raises CheckpointDamaged, or CheckpointPartial if files are missing here.
+    Raises CheckpointDamaged, or CheckpointPartial if files are missing on this disk.
     """
     with _Opened(one) as here, _Opened(other) as there:
         names = [*dict.fromkeys([*here.manifest.tensors, *there.manifest.tensors])]
@@ -142,7 +142,7 @@ def _value(data: bytes, dtype: str) -> str:
 
 
 def _described(entry: TensorEntry | None) -> str:
-    """Return type and shape of a tensor for a message."""
+    """Return as text for a message the type and shape of a tensor, or that there is none for None."""
     return "not there" if entry is None else f"{entry.dtype} of shape {list(entry.shape)}"
 
 

@@ -96,7 +96,7 @@ class ObjectStore:
         return found
 
     def saves(self) -> list[Held]:
-        """Return the saves in the store that have an undamaged manifest, oldest first, with the files that are there.
+        """Return the saves in the store that have an undamaged manifest, oldest first, each with the files that it has.
 
         Files are checked by their sizes; their bytes are not read.
         """
@@ -190,7 +190,7 @@ class ObjectStore:
             draft.rmdir()
 
     def _held(self, name: str) -> Held | None:
-        """Return the save in the folder `name` with the files that are there; None without an undamaged manifest."""
+        """Return the save in the folder `name` with the files that are in it; None without an undamaged manifest."""
         sizes = self.sizes(name)
         if MANIFEST not in sizes:
             return None

@@ -73,7 +73,10 @@ def digest_of(manifest: bytes) -> str:
 
 
 def inventory(folder: Path) -> list[Held]:
-    """Return every checkpoint here with an undamaged manifest: oldest first, then best ones, then prepared drafts."""
+    """Return what `folder` has of every checkpoint with an undamaged manifest.
+
+    They are ordered oldest first, then best ones, then prepared drafts.
+    """
     found = []
     for name in names_in(folder):
         parsed = parse_folder_name(name)

@@ -239,7 +239,7 @@ class Streamed:
         self._close_steps()
 
     def _next(self, steps: Generator[Step, None, None]) -> Step:
-        """Return the next step, with its `samples` counted over all ranks; all ranks call it.
+        """Return the next of `steps`, with its `samples` counted over all ranks; all ranks call it.
 
         A rank without samples gets fillers while others have some.
         """

@@ -157,7 +157,8 @@ class SharedPlace:
 def _step_agreement(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> StepAgreement:
     """Return the agreement over ranks on a step's samples, which only streams need that ranks read in parts.
 
-    Raises BadSettings if the stream does not fit the settings.
+    `sum_over_ranks` sums a number over all ranks (None: not given). Raises BadSettings if the stream does not fit the
+    settings.
     """
     sharing, dataset = reading.sharing, reading.dataset
     if has_shards(dataset):
@@ -175,7 +176,10 @@ def _step_agreement(reading: Reading, sum_over_ranks: Callable[[int], int] | Non
 
 
 def _sum_for(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int]:
-    """Return the function that sums over ranks. Raises BadSettings if it is needed and was not given."""
+    """Return `sum_over_ranks`, or for a single rank a function that returns its number.
+
+    Raises BadSettings if there are several ranks and `sum_over_ranks` is None.
+    """
     if sharing.world_size == 1:
         return int
     if sum_over_ranks is None:

@@ -68,7 +68,10 @@ class Console(Callback):
 
 
 def logged(line: Line, total_steps: int | None) -> str:
-    """Return `step 10/140  loss 2.381  lr 0.0099  1234 samples/s`, with the number of skipped steps if any."""
+    """Return `step 10/140  loss 2.381  lr 0.0099  1234 samples/s`, with the number of skipped steps if any.
+
+    `total_steps` None, unknown, leaves out `/140`.
+    """
     rate = line["samples_per_s"]
     shown = f"{rate:.3g}" if rate < 100 else f"{rate:.0f}"
     skipped = f"  skipped {line['skipped']}" if "skipped" in line else ""

@@ -160,7 +160,10 @@ class Evaluation:
         self._shares.close()
 
     def _sums_over(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> tuple[Sums, MetricObjects]:
-        """Evaluate these batches; return this rank's sums, and the metric objects that the batches have updated."""
+        """Evaluate these batches; return this rank's sums, and the metric objects that the batches have updated.
+
+        `after_batch` is called after each batch.
+        """
         sums, objects = Sums(), MetricObjects()
         for batch in batches:
             values = self._values(self._place(batch.data), batch.samples)
@@ -224,7 +227,10 @@ class SeveralEvaluations:
         self._each = each
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
-        """Run each evaluation and return all metrics in one dictionary, equal on all ranks."""
+        """Run each evaluation and return all metrics in one dictionary, equal on all ranks.
+
+        `after_batch` is called after each batch.
+        """
         return {name: value for one in self._each for name, value in one.run(after_batch).items()}
 
     def names(self) -> list[str] | None:

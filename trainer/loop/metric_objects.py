@@ -36,7 +36,7 @@ class MetricObjects:
         return list(self._parts)
 
     def update(self, name: str, metric: Any, *args: Any) -> None:
-        """Update `metric` with one batch's arguments; before the first batch of the pass it is reset."""
+        """Update the metric called `name` with one batch's arguments; before a pass's first batch it is reset."""
         if name not in self._begun:
             self._begun.add(name)
             _check(name, metric)

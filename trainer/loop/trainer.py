@@ -140,7 +140,10 @@ class Trainer:
         self._flops: Flops | None = None
 
     def fit(self, world: World | None = None) -> int:
-        """Train to the end and return 0, or return 75 (EX_TEMPFAIL) if asked to stop, with everything saved."""
+        """Train to the end and return 0, or return 75 (EX_TEMPFAIL) if asked to stop, with everything saved.
+
+        `world` is the ranks to use; None: all that were started together.
+        """
         with self._world(world) as met:
             wire = Wire.from_environment()
             wire.take_back_done()  # reported by another training of this script
@@ -251,7 +254,8 @@ class Trainer:
     def validate(self, world: World | None = None) -> dict[str, float]:
         """Return the values of the newest checkpoint, or of the model as it is, on the validation data.
 
-        The checkpoint folder is not changed, so the training may run at the same time.
+        The checkpoint folder is not changed, so the training may run at the same time. `world` is the ranks to use;
+        None: all that were started together.
         """
         with self._world(world) as here, self._loop(here) as loop:
             if loop.evaluation is None:

@@ -58,7 +58,7 @@ def export_checkpoint(
 ) -> Written:
     """Export the weights of the newest checkpoint, with `best` of the best one, or of `step`, on rank 0.
 
-    A Hugging Face model's configuration is written beside them. All ranks call it.
+    If `module` is a Hugging Face model, its configuration is written beside them. All ranks call it.
     """
 
     def write() -> Written:

@@ -74,7 +74,10 @@ def _product(mesh: Mesh, *names: str) -> str:
 
 
 def on_mesh(world: World, given: str | Mesh | None) -> World:
-    """Return the world with the mesh's pipeline stages and tensor-parallel ranks. Raises BadSettings if it misfits."""
+    """Return the world with the pipeline stages and tensor-parallel ranks of the mesh that the user gave.
+
+    None, no mesh, changes nothing. Raises BadSettings if the mesh does not fit the number of ranks.
+    """
     mesh = mesh_of(given)
     if found := list(problems_of(mesh, world.size)):
         raise BadSettings("\n".join(found))
