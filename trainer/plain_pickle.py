@@ -60,7 +60,7 @@ class _Reader:
         self._memo: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:
-        """Execute the opcode of this name. Raises NotPlain for an opcode that does not build data."""
+        """Execute the opcode of this name with its argument. Raises NotPlain for an opcode that does not build data."""
         if name == "MARK":
             self._marks.append(len(self.stack))
         elif name in _EMPTY:

@@ -426,9 +426,9 @@ class Checkpointer:
         )
 
     def _keep_best(self, step: int, info: Mapping[str, Value]) -> None:
-        """Keep the committed checkpoint of this step as the best one, unless its save failed.
+        """Keep the committed checkpoint of this step as the best one, unless its save failed; all ranks call it.
 
-        If that is impossible, a warning is logged.
+        `info` is added to its manifest. If keeping it is impossible, a warning is logged.
         """
         outcome = self._open_saver().wait()
         if outcome is None or outcome.path is not None or outcome.step != step:

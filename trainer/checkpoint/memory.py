@@ -33,9 +33,9 @@ _COPIES = 3  # that launch keeps for another node: the newest two, and one that 
 class MemoryTier:
     """The snapshots in one node's memory; either all ranks of the run have such a tier or none has.
 
-    `every` is how often snapshots are made, `folder` where, and `limit_bytes` the most memory for them (None: no limit
-    but the memory's size). `node` is the save group of the node's ranks. `keep` snapshots are kept, and `copies` of
-    another node's. `enabled` says whether a snapshot fits, None until that was measured.
+    `every` is how often snapshots are made, `folder` where, `saver` writes them, and `limit_bytes` is the most memory
+    for them (None: what is free). `node` is the save group of the node's ranks. `keep` snapshots are kept, and `copies`
+    of another node's. `enabled` says whether a snapshot fits, None until that was measured.
     """
 
     every: Every

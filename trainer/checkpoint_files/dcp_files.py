@@ -78,7 +78,10 @@ def _described(one: Weight) -> bytes:
 
 
 def _part_of(alias: str, one: Weight) -> bytes:
-    """Return the pickled index of a tensor's only chunk."""
+    """Return the pickled index of the only chunk of the tensor `one`.
+
+    `alias` is the name to write, as a tied tensor has several.
+    """
     fields = {"fqn": pickled.text(alias), "index": pickled.number(0), "offset": _size([0] * len(one.shape))}
     return pickled.record(pickled.name_of(_WORDS, "MetadataIndex"), fields)
 

@@ -150,5 +150,5 @@ def checked(dataset: Any, sharing: Sharing) -> None:
 
 
 def _slots(shard: int, start: int, stop: int, shards: int) -> range:
-    """Return the slots from `start` up to `stop` that belong to one of the `shards`."""
+    """Return the slots from `start` up to `stop` that belong to shard number `shard` of `shards`."""
     return range(start + (shard - start) % shards, stop, shards)

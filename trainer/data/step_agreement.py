@@ -13,8 +13,8 @@ _UNABLE = 1 << 40  # more than a step has samples, so that one sum carries both
 class StepAgreement:
     """Lets ranks that read separate parts of the data agree how many samples a step has over all of them.
 
-    `total(number)` returns the sum of a number over all ranks, which all call it. `only_whole`: a step with fewer
-    samples than a full one ends the epoch.
+    `total(number)` returns the sum of a number over all ranks, which all call it. `only_whole` (drop_last): a step with
+    fewer samples than a full one ends the epoch.
     """
 
     sharing: Sharing

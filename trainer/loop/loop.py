@@ -67,13 +67,15 @@ class StepListener(Protocol):
 class Loop:
     """All parts of one `fit` call: model, data, schedules, evaluation, checkpointer, callbacks and the current step.
 
-    `epoch_samples` and `left` count the samples of an epoch and those still to come (None: unknown). `logs` and
-    `gathers` say whether the current step is logged, and its losses are gathered over ranks. `steps` and `samples`
-    count since the last line of metrics, and `spent` is the time in them before ranks reconnected. `validated` is a
-    step with the values that other ranks found after it. `goes_back` is True once a spike sends the training back to
-    the newest checkpoint. `norm` is that of the last step's gradients, `means` the step's mean losses, `info` the
-    values for a checkpoint's manifest, and `late` the vote on `max_time_s`. `updating` is called before the weights
-    change, and `survivor` gets each step, if ranks may continue in place.
+    `given` are the settings that checkpoints keep, `own_step` is the user's own training step, and `fingerprint` that
+    of the final state. `epoch_samples` and `left` count the samples of an epoch and those still to come (None:
+    unknown). `logs` and `gathers` say whether the current step is logged, and its losses are gathered over ranks.
+    `steps` and `samples` count since the last line of metrics, and `spent` is the time in them before ranks
+    reconnected. `validated` is a step with the values that other ranks found after it. `goes_back` is True once a spike
+    sends the training back to the newest checkpoint. `norm` is that of the last step's gradients, `means` the step's
+    mean losses, `info` the values for a checkpoint's manifest, and `late` the vote on `max_time_s`. `begin_in_place` is
+    called before the first step, `updating` before the weights change, and `survivor` gets each step, if ranks may
+    continue in place.
     """
 
     training: Training

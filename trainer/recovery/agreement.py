@@ -56,7 +56,10 @@ class Agreement:
 
 
 def holder_of(rank: int, ranks_per_node: int) -> int | None:
-    """Return the rank, on the previous node, that keeps a copy of this rank's state; None on the first node."""
+    """Return the rank, on the previous node, that keeps a copy of this rank's state; None on the first node.
+
+    All nodes have `ranks_per_node` ranks.
+    """
     return rank - ranks_per_node if rank >= ranks_per_node else None
 
 

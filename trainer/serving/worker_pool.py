@@ -61,7 +61,7 @@ def on_device(model: Any, number: int) -> Any:
 
 
 def answers(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]:
-    """Return one answer for each input; if a batch fails, each input is tried alone."""
+    """Return one answer for each input, computed by the service with the model; if a batch fails, each input alone."""
     try:
         return _computed(service, model, inputs)
     except Exception as error:  # noqa: BLE001 - what the user's code does is anything

@@ -93,7 +93,7 @@ def _fits(name: str, part: nn.Module, wanted: Choice) -> bool:
 
 
 def _refuse_strangers(module: nn.Module, wanted: Sequence[str], setting: str) -> None:
-    """Raise BadSettings for patterns that fit no part of the model."""
+    """Raise BadSettings, which names `setting`, for patterns in `wanted` that fit no part of the model."""
     strangers = [
         pattern
         for pattern in wanted

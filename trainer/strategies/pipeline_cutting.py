@@ -244,7 +244,10 @@ def _slowest_by_layers(
 
 
 def _fitting(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows | None:
-    """Return the stages of a saved cut, or None if it is of another model or another number of stages."""
+    """Return for each stage the names of its parts, by a saved cut whose stages begin with the parts `begins`.
+
+    Returns None if the cut is of another model or another number of stages.
+    """
     try:
         return cut_at(parts, begins, stages)
     except BadSettings:

@@ -72,7 +72,10 @@ def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
 
 
 def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
-    """Predict on all ranks and return 0 once `out` is written, or 75 (to be resumed) if asked to stop."""
+    """Predict on all ranks and return 0 once the file `out` is written, or 75 (to be resumed) if asked to stop.
+
+    `checkpoint` is the text of `--checkpoint`.
+    """
     settings = prediction.settings
     if settings.precision not in ("fp32", "bf16"):
         raise BadSettings(f"--precision: expected fp32 or bf16 for predictions, got {settings.precision}")

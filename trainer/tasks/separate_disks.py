@@ -121,6 +121,9 @@ def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> N
 
 
 def _there(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[set[range]]:
-    """Return, by rank, the complete shards on the disk for which the rank acts; an empty set if it acts for none."""
+    """Return, by rank, the complete shards on the disk for which the rank acts; an empty set if it acts for none.
+
+    `leaders` gives for each rank the one that acts for its disk. All ranks call it.
+    """
     acts = leaders[world.rank] == world.rank
     return gathered(answers.whole() if acts else set(), world)
