@@ -198,7 +198,7 @@ def agreed(world: World, yes: bool) -> bool:
 
 @contextmanager
 def _watched(deferred: _DeferredInit) -> Iterator[None]:
-    """Watch all torch operations in this context for reads of uninitialised memory."""
+    """Watch all torch operations in this context for reads of uninitialised memory, at which `deferred` raises."""
     _at_work.append(deferred)
     try:
         with deferred, _PastOperations(deferred):

@@ -134,7 +134,7 @@ class _Paging(TorchDispatchMode):
         self._whole = [page for page in self._whole if page in keep]
 
     def rows_of(self, parameter: nn.Parameter) -> Tensor:
-        """Return this rank's rows of the parameter, which is no longer changed by the model's making.
+        """Return this rank's rows of a parameter of the finished model.
 
         All managed parameters are reduced to rows, and the values are added to the digest of the model that `compare`
         compares. Call it once for each parameter, in the same order on all ranks.

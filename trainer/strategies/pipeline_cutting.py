@@ -65,7 +65,11 @@ _IN_WORDS = {BY_LAYERS: "by layers", BY_TIME: "by measured time"}
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A cut that earlier processes of the training saved; the fields are those of Cut."""
+    """A cut that earlier processes of the training saved.
+
+    `begins` are the parts with which stages begin, except the first stage. `seconds` are each stage's times (empty:
+    unknown), and `otherwise` is the slowest stage's share of them, had the model been cut by layers.
+    """
 
     begins: list[str]  # these three as in Cut
     seconds: tuple[float, ...] = ()  # empty: unknown
