@@ -1,4 +1,4 @@
-"""Compare the time to load and verify a checkpoint with that to read its bytes, and with dcp.load, without verifying.
+"""Compare the time to load and verify a checkpoint with those of reading its bytes and of dcp.load, unverified.
 
     uv run python tests/benchmarks/checkpoint_load.py [--write]
 

@@ -253,8 +253,10 @@ def measure_phases(args):
                 rounds.append((0.0, *measure_one_by_one(place, args, hosts)))
             rows += itertools.islice(cost_rows(place, {("", 0, LAUNCH): rounds}), 2, None)
     text = (
-        f"Each kind of fault was injected alone, {args.rounds} of each. A fault that passes by itself lasted "
-        f"{LASTS_S:g} s. A node without contact counts as lost after 4 s. `import torch` took {import_s():.1f} s. "
+        f"The training ran on {NODES} nodes with one rank each: on this machine (`local`), or on hosts of tests/lab "
+        "with one more as a spare (`ssh`). Each kind of fault was injected alone, `n` times. A fault that passes by "
+        f"itself lasted {LASTS_S:g} s. A node without contact counts as lost after 4 s. `import torch` took "
+        f"{import_s():.1f} s. "
         f"{PHASES_MEAN}"
     )
     publish("goodput_phases", "\n".join([*rows, "", text]), write=args.write, title="goodput.py --only", what=ALONE)
@@ -280,11 +282,12 @@ def lab_of(place, *, disk_size=""):
 
 ALONE = "Measure the phases of launch's recovery from each kind of fault alone."
 PHASES_MEAN = (
-    "A phase of a recovery is shown in seconds, as a median, and ends when the last rank has done it: the failure is "
-    "`noticed` and all ranks have ended, the next start is `decided`, scripts have `begun`, their modules are "
-    "`imported`, ranks have `met`, the state is `loaded`, the first `step` is done. `next step` is the sum of these "
-    "phases. If a fault started no rank again, `next step` is the longest time without a step, less the usual time of "
-    "one step. `made again` is the time of the steps since the last checkpoint, which are repeated."
+    "The columns from `noticed` to `step` are the phases of a recovery in seconds, medians over the `n` faults of a "
+    "kind: the failure is `noticed` and all ranks have ended, the next start is `decided`, scripts have `begun`, "
+    "their modules are `imported`, ranks have `met`, the state is `loaded`, the first `step` is done. A phase ends "
+    "when the last rank has done it. `next step` is the sum of these phases. If no rank was restarted after a "
+    "fault, `next step` is the longest time without a step, less the usual time of one step. `made again` is the "
+    "time of the steps since the last checkpoint, which are repeated."
 )
 
 

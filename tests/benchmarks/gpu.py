@@ -1,4 +1,4 @@
-"""Measure the gpt job on one NVIDIA GPU: its speed, its memory, the communication that is hidden, the cost of a save.
+"""Measure the job `gpt` on one NVIDIA GPU: speed, memory, how much communication overlaps, and the cost of a save.
 
     uv run python tests/benchmarks/gpu.py [--write]
 

@@ -11,7 +11,7 @@ import statistics
 import time
 from pathlib import Path
 
-from race import LAUNCH, LEGEND, PEERS, TORCHRUN, Race
+from race import LAUNCH, PEERS, TORCHRUN, Race
 from results import benchmark_parser, publish
 
 BOUND_S = 180
@@ -48,7 +48,7 @@ def main():
     for peer, (own, others) in middles.items():
         ratios = f"{our_ranks / own:.2f} | {(our_ranks + our_others) / (own + others):.2f}"
         table.append(f"| {peer} | {own:.0f} | {others:.0f} | {own + others:.0f} | {ratios} |")
-    publish("memory", "\n".join([*table, "", f"The job has {args.ranks} ranks. {LEGEND}"]), write=args.write)
+    publish("memory", "\n".join([*table, "", f"The job has {args.ranks} ranks."]), write=args.write)
 
 
 if __name__ == "__main__":
