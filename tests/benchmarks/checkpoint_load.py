@@ -1,4 +1,4 @@
-"""Compare the time to load and verify a checkpoint with those of reading its bytes and of dcp.load, unverified.
+"""Compare the times to load and verify a checkpoint, to read its bytes, and of dcp.load, which verifies nothing.
 
     uv run python tests/benchmarks/checkpoint_load.py [--write]
 

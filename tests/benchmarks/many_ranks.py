@@ -1,4 +1,4 @@
-"""Measure what planning, committing and finding a checkpoint costs each of up to 1,024 ranks, without its data.
+"""Measure what it costs each of up to 1,024 ranks to plan, commit and find a checkpoint, without writing data.
 
     uv run python tests/benchmarks/many_ranks.py [--ranks 16 128 1024] [--layers 80] [--write]
 
