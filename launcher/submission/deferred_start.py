@@ -79,7 +79,9 @@ class DeferredStart(Strategy):
 
 
 def fetch_given_checkpoints(run: RunDir) -> None:
-    """Fetch the checkpoints of other steps that this step's spec refers to, and that were written on other machines."""
+    """Fetch the checkpoints that the run's spec takes from runs of other steps of its graph, if these runs wrote them
+    on other machines.
+    """
     for name in given_to(run):
         other = RunDir(run.path.parent / name)
         attempt = newest(other)

@@ -81,8 +81,8 @@ def _mentions_predict(script: Path) -> bool:
 
 
 def copy_predictions(run: RunDir, output: Path) -> None:
-    """Copy the predictions that were fetched from another machine to the file `output`, and those about them beside
-    it.
+    """Copy the predictions that were fetched from another machine to the file `output`, and the file that describes
+    them to the same folder.
     """
     for name in _written(output.name):
         for file in sorted(run.outputs.rglob(name)):

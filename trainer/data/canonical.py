@@ -41,7 +41,7 @@ class Canonical:
             yield step
 
     def saved(self, after: int | None) -> Any:
-        """Return the position `after`, that of a step, as plain values for a checkpoint; None if it is None."""
+        """Return the position after the step in slot `after`, as a checkpoint stores it; None if `after` is None."""
         return after and {"slot": after, "shards": self._reading.dataset.shards}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> int | None:

@@ -321,7 +321,7 @@ class Survivor:
     def arrive(self, loop: Loop) -> int | None:
         """Bring this rank to the step from which the training continues; all ranks call it after `rejoin`.
 
-        Returns the step, or None if all ranks load a checkpoint or snapshot.
+        Returns that step. Returns None if all ranks have to load a checkpoint or snapshot, which the caller then does.
         """
         try:
             if self.loads and not self._may_have_replica(loop):

@@ -50,7 +50,9 @@ Ask = Callable[[dict[str, int]], tuple[Iterable[Tail], bool]]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The name, offset and size of a file's bytes, which follow the list of parts."""
+    """A piece of a file that is sent: the file's name, the offset `at` of the piece in the file, and its size. The
+    bytes of all pieces follow the list of parts, in the same order.
+    """
 
     name: str
     at: Size

@@ -304,7 +304,9 @@ class NodeHost:
                 assert_never(question)
 
     def _subject(self, rank: RankProcess) -> Subject:
-        """Return the rank's pid and question files, which the inspection in `ranks/looking.py` needs."""
+        """Return what `ranks/looking.py` needs to inspect the rank: its pid, and its progress file, beside which
+        questions to the rank are written.
+        """
         return Subject(rank.rank, self._node, rank.process.pid, Path(rank.environment["LAUNCH_PROGRESS"]))
 
     def _kill_rank(self, rank: int) -> int:

@@ -468,9 +468,9 @@ class RankGroup:
     async def stop(self, grace_s: float, hung: Collection[int], keep: Collection[int], waiting: Pids = tuple) -> None:
         """End every process of this generation, and everything that it started.
 
-        Ranks in `hung` (by number) write their stacks first; all ranks get `grace_s` seconds after SIGTERM. Processes
-        with pids in `keep`, and those that `waiting` returns, are left alone; descendants of those in `keep` are
-        not.
+        Ranks in `hung` (by number) write their stacks first; all ranks get `grace_s` seconds after SIGTERM. Two kinds
+        of processes are left alone: those with pids in `keep`, whose descendants are ended all the same, and those that
+        `waiting` returns when the rest is killed, such as processes in reserve.
         """
         self._stopping = True
         if hung:

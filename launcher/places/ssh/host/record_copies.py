@@ -363,7 +363,9 @@ def held_by_half(others: Sequence[int]) -> float:
 
 
 def _text(piece: bytes) -> str:
-    """Return the bytes as text of the same length; a line that is not UTF-8 is no record, but lines after it are."""
+    """Return the bytes as text that has as many bytes. In a piece that is not UTF-8, each byte beyond ASCII becomes
+    `?`, so that only the lines with such bytes are lost as records.
+    """
     with contextlib.suppress(UnicodeDecodeError):
         return piece.decode()
     return bytes(byte if byte < 128 else ord("?") for byte in piece).decode()
