@@ -180,6 +180,8 @@ class Watch:
             at, took = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic() - began
             words = "" if said is None else f"{said.get('cause') or ''} {said.get('reason') or ''}".strip()
             state = None if said is None else said["state"]
+            if said and state == "unknown" and names(f"{said.get('message')} {said.get('reason')}", self._world.harmed):
+                state = None  # nothing can be told, as a record is damaged that is named
             self.told.append(Told(at, who, state, took, words))
             if state in self._world.resumed_by_hand and desk is self._world.desk:
                 self.resumed.append(time.clock_gettime(time.CLOCK_BOOTTIME))
