@@ -314,7 +314,9 @@ class _Inbox:
             self._epoll.unregister(lines.descriptor)
 
     def close(self) -> None:
-        """Read no connection any more."""
+        """Read no connection any more; do nothing if it was closed before."""
+        if self._epoll.closed:
+            return
         if self._later is not None:
             self._later.cancel()
         self._loop.remove_reader(self._epoll.fileno())

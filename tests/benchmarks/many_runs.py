@@ -73,14 +73,15 @@ def measured(env, repeats):
     for words in COMMANDS:
         taken = [costs([LAUNCH, *words], env) for _ in range(repeats + 1)][1:]  # the first fills caches
         rows[f"`launch {' '.join(words)}`"] = [1000 * statistics.median(each) for each in zip(*taken, strict=True)]
-    first, all_s, cpu, mb = map(statistics.median, zip(*(board_costs(env) for _ in range(repeats)), strict=True))
+    found = [board_costs(env) for _ in range(repeats)]
+    first, all_s, cpu, mb = (statistics.median(each[place] for each in found) for place in range(4))
     return rows | {FIRST: [1000 * first], BOARD: [1000 * all_s, 1000 * cpu], MEMORY: [mb]}
 
 
 def exponent(sizes, values):
     """Return the power of the number of runs with which what is beyond the smallest number's share grows at last."""
-    first, before, last = values[0], *values[-2:]
-    grown = before - first, last - first
+    before, last = (value - values[0] for value in values[-2:])
+    grown = before, last
     return f"{log(grown[1] / grown[0]) / log(sizes[-1] / sizes[-2]):.2f}" if min(grown) > 0 else ""
 
 

@@ -211,8 +211,8 @@ def test_a_target_that_comes_back_gets_its_copy(tmp_path):
             pool.replications[0].note(20)
             in_vain, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(again), BOUND_S)
             in_vain.close()
-            server._listener._listening = again
-            server._listener._accepting = asyncio.create_task(server._listener._accept(again))
+            again.close()
+            await server._listener.start("127.0.0.2", port)
             await eventually(lambda: copied(pool, 0), "the copy")
             return pool
 

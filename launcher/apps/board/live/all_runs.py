@@ -169,8 +169,11 @@ class AllRuns:
             self._measured.forget(run_id)
         self._going -= {*gone}
         self._outdated -= {*gone}
+        self._met &= runs.keys()
+        new = [run_id for run_id in runs if run_id not in self._met]
+        self._met |= {*new[:_NEW_AT_ONCE]}
         self._take([*self._answered(), *self._read_due(self._due(runs))])
-        self.complete = True
+        self.complete = self.complete or len(new) <= _NEW_AT_ONCE
         return self._changes(gone)
 
     def draw(self, until: float) -> RowChanges:
