@@ -393,7 +393,7 @@ class WireServer(Generic[In, Out]):
         for timer in (self._timer, self._again):
             if timer is not None:
                 timer.cancel()
-        listening, self._listening = self._listening, None
+        listening, self._listening, self._accepts = self._listening, None, False
         if listening is not None:
             self._loop.remove_reader(listening)
             listening.close()
