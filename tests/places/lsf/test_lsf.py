@@ -194,7 +194,7 @@ def test_two_hosts(tmp_path):
         "#BSUB -N", '#BSUB -sp "10"',
     ]  # fmt: skip
     words = shlex.split(command)
-    assert words[5:7] == ["--warn-after", "3480"] and words[-2:] == [str(RUN), "lsf"]
+    assert words[6:8] == ["--warn-after", "3480"] and words[-2:] == [str(RUN), "lsf"]
 
 
 def test_a_limit_is_whole_minutes_and_a_range_its_most(tmp_path):

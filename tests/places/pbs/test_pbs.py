@@ -221,7 +221,7 @@ def test_two_hosts(tmp_path):
         "#PBS -l walltime=3600", "#PBS -l software=cuda", "#PBS -W umask=077", "#PBS -W group_list=team",
     ]  # fmt: skip
     words = shlex.split(command)
-    assert words[5:7] == ["--warn-after", "3480"] and words[-2:] == [str(RUN), "pbs"]
+    assert words[6:8] == ["--warn-after", "3480"] and words[-2:] == [str(RUN), "pbs"]
 
 
 def test_a_range_of_nodes_is_its_most(tmp_path):

@@ -145,7 +145,7 @@ def test_a_run_says_itself_what_it_is_at_once_its_job_runs(clients, submitted):
     clients.rows(("7", "RUNNING", "launch:mine"))
     [word] = mend(SlurmSystem(), [(run, attempt)])
     assert (word.phase, word.text) == ("running", "")
-    facts = replace(read_facts(run.path), word=word)
+    facts = replace(read_facts(run.path), answer=word)
     assert derive(facts).message == "rank 3 was killed"
     clients.rows(("7", "PENDING", "launch:mine"))
     assert mend(SlurmSystem(), [(run, attempt)])[0].text
@@ -159,7 +159,7 @@ def test_what_is_being_handed_over_on_another_machine_is_not_unknown(clients, su
     intent = read_intent(attempt)
     write_record(attempt.intent, msgspec.structs.replace(intent, created_by=of_another_machine()))
     [word] = look(SlurmSystem(), [(run, attempt)])
-    status = derive(replace(read_facts(run.path), word=word))
+    status = derive(replace(read_facts(run.path), answer=word))
     assert (status.state, status.message) == (State.QUEUED, "it is being handed to Slurm")
 
 
@@ -255,6 +255,6 @@ def test_who_waits_says_whom_it_avoids_and_until_when(submitted):
     until = time.time() + 3600
     blamed(run, node1=until, node2=until - 60)
     word = ClusterAnswer("queued", "PENDING", time.time(), "7", "will never start: no node has what it asks for")
-    message = derive(replace(read_facts(run.path), word=word)).message
+    message = derive(replace(read_facts(run.path), answer=word)).message
     clock = [time.strftime("%H:%M", time.localtime(at)) for at in (until, until - 60)]
     assert f"it avoids node1 until {clock[0]}, node2 until {clock[1]}" in message

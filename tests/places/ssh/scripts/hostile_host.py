@@ -76,4 +76,4 @@ if __name__ == "__main__":
     if lie().get("floods") == "greeting":
         flood("noise")
     rpc.encoded = told
-    sys.exit(host.main())
+    sys.exit(host.main([]))
