@@ -147,6 +147,19 @@ def test_a_spare_holds_its_place_until_it_is_needed() -> None:
     assert [node.state for node in cluster.state().nodes] == ["up", "up", "spare"]
 
 
+def test_a_node_that_has_just_become_ready_is_preferred_to_a_spare() -> None:
+    """Its last heartbeat still said that it imported: the spare had its ranks from the start."""
+    cluster = Cluster(plan_of(2, spares=1))
+    cluster.boot(0, 2)
+    cluster.boot(1, ready=False)
+    cluster.agents[1].preparing = "importing torch"
+    cluster.heartbeat(1)
+    cluster.settle()
+    cluster.feed(Ready(1))
+    cluster.settle()
+    assert sorted(cluster.starts(1)) == [0, 1]
+
+
 def test_a_spare_stands_in_for_a_node_that_is_late_at_the_start() -> None:
     cluster = Cluster(plan_of(2, spares=1))
     cluster.boot(0, 2)

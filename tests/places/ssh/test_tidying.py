@@ -72,7 +72,8 @@ def tidy_by(monkeypatch, disk):
     """Return the summary of hosts' answers about two runs on each."""
 
     def of(answers, apart):
-        monkeypatch.setattr(tidying, "_ask_hosts", lambda *_: [(name, [OLD, OTHER], one) for name, one in answers.items()])
+        told = [(name, [OLD, OTHER], one) for name, one in answers.items()]
+        monkeypatch.setattr(tidying, "_ask_hosts", lambda *_: told)
         monkeypatch.setattr(tidying, "_disks_apart", lambda _: apart)
         return tidying.tidy([RunDir(disk / "runs" / OLD), RunDir(disk / "runs" / OTHER)], remove=False)
 
