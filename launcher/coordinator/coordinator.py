@@ -234,9 +234,7 @@ class Coordinator:
             self._ledger.send(node.index, messages.Stop(node.holds, 0.0))
         match message:
             case messages.Ready():
-                if not node.ready:  # else it may import again for later ranks
-                    node.prepares("", self._ledger.mono)  # the last heartbeat still said what it had to complete
-                node.ready = True
+                node.is_prepared(self._ledger.mono)
             case (
                 messages.Leads()
                 | messages.Started()

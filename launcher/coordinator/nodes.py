@@ -70,6 +70,12 @@ class KnownNode:
         if what != self.preparing:
             self.preparing, self.preparing_since = what, mono
 
+    def is_prepared(self, mono: float) -> None:
+        """Record that ranks can be started on the node."""
+        if not self.ready:  # else it may import again for later ranks
+            self.prepares("", mono)  # the last heartbeat still said what it had to complete
+        self.ready = True
+
     @property
     def is_replaced(self) -> bool:
         """Return True if the node's ranks were given up, so that other nodes may take their places."""
