@@ -1,6 +1,7 @@
 """How long an agent that died is away, and what its supervisor does when its lease has run out."""
 
 import ctypes
+import functools
 import os
 import resource
 import select
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,25 @@ from launcher.supervisor.wakeup import Wakeup
 PR_SET_CHILD_SUBREAPER = 36
 PTRACE_ATTACH = 16
 PR_CAPBSET_DROP, CAP_SYS_RESOURCE = 24, 24
+
+
+def in_a_child(test):
+    """Run a test in a process of its own, as `AgentProcesses` ends all processes below the one that it is in."""
+
+    @functools.wraps(test)
+    def run(**given):
+        pid, code = os.fork(), 1
+        if pid == 0:
+            try:
+                test(**given)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+
+    return run
 
 
 def test_deaths_in_a_row_make_it_stay_away_longer_and_a_long_life_makes_up_for_them():
@@ -429,6 +450,7 @@ def test_what_a_supervisor_and_all_below_it_after_suspend_is_forgiven_where_the_
     assert [slept for slept in AfterSuspend if supervised[slept].due().end] == [AfterSuspend.COUNTS]
 
 
+@in_a_child
 def test_an_agent_that_has_died_is_brought_back_by_the_next_look(tmp_path):
     """Its supervisor may vote for another leader in between, whose hosts it may not keep from their votes."""
     one = AgentProcess(["false"], {}, tmp_path / "agent.log")
@@ -503,8 +525,8 @@ def left(tmp_path):
         return made[0]
 
     yield start
+    end_all(lambda: tagged(str(tmp_path / "train-7k3f"), os.getuid()))
     for one in made:
-        end_all(lambda one=one: tagged(str(one.run.path), os.getuid()))
         for handle in one.handles:
             os.close(handle)
 
@@ -517,6 +539,7 @@ def until(condition, within_s=150.0):
     return found
 
 
+@in_a_child
 def test_the_ranks_of_an_adopted_agent_end_with_their_lease_and_it_is_known_to_have_ended(left):
     """Agent and watchdog are frozen, so that only its new supervisor can."""
     there = left(1.0)
@@ -531,6 +554,7 @@ def test_the_ranks_of_an_adopted_agent_end_with_their_lease_and_it_is_known_to_h
     assert not tagged(str(there.run.path), os.getuid()), "what it left behind is no child of its supervisor"
 
 
+@in_a_child
 def test_an_adopted_agent_and_all_below_it_end_with_their_new_supervisor(left):
     there = left(600)
     agents = AgentProcesses([there.found()], Wakeup(), leads=False)
@@ -539,6 +563,7 @@ def test_an_adopted_agent_and_all_below_it_end_with_their_new_supervisor(left):
     assert [ended(one, 150.0) for one in there.handles] == [True] * 3
 
 
+@in_a_child
 def test_the_exit_code_of_an_adopted_agent_is_known(left):
     """It is not its supervisor's child: the agent leaves its exit code in the memory of its lease."""
     one = left(600, LEAVES).found()
