@@ -5,6 +5,7 @@ who begins again from a checkpoint writes one every so many steps. Notes are wri
 """
 
 import argparse
+import contextlib
 import datetime as dt
 import os
 import socket
@@ -50,6 +51,30 @@ def loader_of(args, rank):
     data = tiny_mlp.data()
     sampler = DistributedSampler(data, args.ranks, rank, drop_last=True)
     return DataLoader(data, tiny_mlp.BATCH_SIZE // args.ranks, sampler=sampler, drop_last=True)
+
+
+def saving_steps(args, rank, name, model, optimizer, at_once=contextlib.nullcontext):
+    """Train without end from the newest checkpoint in the file NAME beside OUT, if there is one; rank 0 writes it."""
+    replicated = nn.parallel.DistributedDataParallel(model)
+    saved, step, notes = args.out.with_name(name), 0, Notes(args, rank)
+    if saved.exists():
+        state = torch.load(saved)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+    for batch in epochs(loader_of(args, rank)):
+        optimizer.zero_grad()
+        tiny_mlp.loss(replicated, batch).backward()
+        optimizer.step()
+        step += 1
+        if step % args.every == 0:
+            dist.barrier()
+            if rank == 0:
+                with at_once():
+                    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                    torch.save(state, saved.with_suffix(".new"))
+                    saved.with_suffix(".new").replace(saved)
+        notes.step(step)
 
 
 def torchft(args):
@@ -116,26 +141,7 @@ def nvrx(args):
         patience = dt.timedelta(seconds=args.patience_s)
         store = dist.PrefixStore(str(call.iteration), base)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
-        replicated = nn.parallel.DistributedDataParallel(model)
-        saved, step, notes = args.out.with_name("nvrx.pt"), 0, Notes(args, rank)
-        if saved.exists():
-            state = torch.load(saved)
-            model.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
-            step = state["step"]
-        for batch in epochs(loader_of(args, rank)):
-            optimizer.zero_grad()
-            tiny_mlp.loss(replicated, batch).backward()
-            optimizer.step()
-            step += 1
-            if step % args.every == 0:
-                dist.barrier()
-                if rank == 0:
-                    with call.atomic():
-                        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                        torch.save(state, saved.with_suffix(".new"))
-                        saved.with_suffix(".new").replace(saved)
-            notes.step(step)
+        saving_steps(args, rank, "nvrx.pt", model, optimizer, call.atomic)
 
     train()
 
@@ -198,26 +204,7 @@ def monarch_actors(args):
             rank, patience = current_rank().rank, dt.timedelta(seconds=args.patience_s)
             store = dist.TCPStore("127.0.0.1", port, args.ranks, is_master=rank == 0)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=args.ranks, timeout=patience)
-            model, optimizer = made()
-            replicated = nn.parallel.DistributedDataParallel(model)
-            saved, step, notes = args.out.with_name("monarch.pt"), 0, Notes(args, rank)
-            if saved.exists():
-                state = torch.load(saved)
-                model.load_state_dict(state["model"])
-                optimizer.load_state_dict(state["optimizer"])
-                step = state["step"]
-            for batch in epochs(loader_of(args, rank)):
-                optimizer.zero_grad()
-                tiny_mlp.loss(replicated, batch).backward()
-                optimizer.step()
-                step += 1
-                if step % args.every == 0:
-                    dist.barrier()
-                    if rank == 0:
-                        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                        torch.save(state, saved.with_suffix(".new"))
-                        saved.with_suffix(".new").replace(saved)
-                notes.step(step)
+            saving_steps(args, rank, "monarch.pt", *made())
 
     monarch.actor.unhandled_fault_hook = lambda _failure: None  # else a lost actor ends this process
     while True:

@@ -122,7 +122,7 @@ class RunSheet(msgspec.Struct, frozen=True):
 
 
 class RunView(msgspec.Struct, frozen=True):
-    """All data about one run at the Unix time `at`."""
+    """The data about one run at the Unix time `at`."""
 
     at: float
     head: RunHead

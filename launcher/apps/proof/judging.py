@@ -26,7 +26,7 @@ _ROUNDING = 1e-4  # of a number: what another order of a sum makes of it in its 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known about a difference between two trainings: where metrics and checkpoints first differ, the kills,
+    """The known facts about a difference between two trainings: where metrics and checkpoints first differ, the kills,
     and the steps that could be compared. `repeats` tells whether two undisturbed runs are equal (None: not known).
     """
 

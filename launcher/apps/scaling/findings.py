@@ -51,7 +51,7 @@ class StepVolume(msgspec.Struct, frozen=True):
 
 
 class ScaledRun(msgspec.Struct, frozen=True):
-    """What was measured on one number of ranks: rates in samples per second, times and memory; `why` says why nothing
+    """The measurements on one number of ranks: rates in samples per second, times and memory; `why` says why nothing
     could be. It is compared with the measurement on `base` ranks: speed-up, efficiency, and the shares of a step that
     were `lost`; `says` is a sentence on that, and `crowded` a warning if ranks share cores.
     """

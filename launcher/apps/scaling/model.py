@@ -44,7 +44,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One fit of the model: times in seconds, none negative, and whether its all-reduce runs along a tree."""
+    """A fit of the model: times in seconds, none negative, and whether its all-reduce runs along a tree."""
 
     serial: float
     divided: float

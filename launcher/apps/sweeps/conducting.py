@@ -1,4 +1,4 @@
-"""One round of the process that conducts a sweep: read trials and their runs, decide, act. Every action can be repeated
+"""Conduct one round of a sweep: read trials and their runs, decide, act. Every action can be repeated
 after a kill.
 """
 

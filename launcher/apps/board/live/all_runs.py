@@ -348,7 +348,7 @@ def _with_message(status: RunStatus, why: str) -> RunStatus:
 
 
 class ListedRuns:
-    """All runs of this user by id. The dict is the same object as long as no run was added to or removed from the
+    """The runs of this user by id. The dict is the same object as long as no run was added to or removed from the
     user's list.
     """
 
