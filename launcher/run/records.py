@@ -246,7 +246,7 @@ class Failure(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
-class NodeState(msgspec.Struct, frozen=True):
+class NodeState(msgspec.Struct, frozen=True, gc=False):
     """One node in state.json: its state (waiting, up, spare, drained, unknown, lost, unfit, left), its ranks, the
     cluster's name for it (`host`), and why it is unfit.
     """
@@ -259,7 +259,7 @@ class NodeState(msgspec.Struct, frozen=True):
     why: str = ""  # if unfit: the device and its failure
 
 
-class RankState(msgspec.Struct, frozen=True):
+class RankState(msgspec.Struct, frozen=True, gc=False):
     """One rank in state.json: its node, its pid, its state (starting, running, stopping, done, failed), and its
     step.
     """

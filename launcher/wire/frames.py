@@ -327,15 +327,22 @@ class _Inbox:
         self._loop.add_reader(self._epoll.fileno(), self._read)
 
     def _read(self) -> None:
-        """Read all connections on which something has arrived: while peers are let in, no heartbeat waits for them."""
-        ready = self._epoll.poll(0, max(1, len(self._lines)))
-        for descriptor, _ in ready:
+        """Read all connections on which something has arrived: while peers are let in, no heartbeat waits for them.
+
+        With many connections, `_read` is called by a timer, as the kernel takes a millisecond to add an epoll that has
+        thousands of connections to the loop's.
+        """
+        for descriptor, _ in self._epoll.poll(0, max(1, len(self._lines))):
             lines = self._lines.get(descriptor)
             if lines is not None and not lines.ended.done():
                 lines.read()
-        if len(self._lines) > _MANY and len(ready) < _AT_ONCE:
-            self._loop.remove_reader(self._epoll.fileno())
-            self._later = self._loop.call_later(_GATHER_S, self._wait)
+        if len(self._lines) > _MANY:
+            if self._later is None:
+                self._loop.remove_reader(self._epoll.fileno())
+            self._later = self._loop.call_later(_GATHER_S, self._read)
+        elif self._later is not None:
+            self._later = None
+            self._wait()
 
 
 class WireServer(Generic[In, Out]):

@@ -34,7 +34,7 @@ from launcher.run.durable import make_dir, read_lines, read_record, write_record
 from launcher.run.identity import this_process
 from launcher.run.layout import RunDir
 from launcher.run.records import Endpoint, RankExit, RunState
-from launcher.spec.model import JobSpec, NodeRange, Resources, RunOptions
+from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions
 from launcher.states import State
 from launcher.wire import messages
 from launcher.wire.frames import WireError, dial, wire_key
@@ -95,7 +95,7 @@ class Fleet:
         self.all_told = asyncio.Event()
         self.wires = {}
         self.generation = 0
-        self.every_s = heartbeat_every_s(lease_of_ranks(read_plan(run, 1).spec.recovery.lease_s), len(nodes) * PLAYERS)
+        self.every_s = beat_s(len(nodes) * PLAYERS)
 
     async def keep_heartbeats(self):
         """Send each agent's heartbeats as it does, evenly spread over the interval."""
@@ -197,6 +197,7 @@ def race(run, nodes, host, *, steps):
         expect_line(players, "started")
         joined_s = time.monotonic() - began
         until_running(run, 1)
+        time.sleep(beat_s(nodes))  # each agent tells of its ranks in full once
         before = cpu_s(host)
         time.sleep(IDLE_S)
         idle = (cpu_s(host) - before) / IDLE_S
@@ -216,6 +217,11 @@ def race(run, nodes, host, *, steps):
             player.kill()
             player.communicate()
     return {"joined_s": joined_s, "told_s": told_s, "idle": 100 * idle, "status_s": status_s, "state_mb": state_mb}
+
+
+def beat_s(nodes):
+    """Return the seconds between two heartbeats of one of so many agents."""
+    return heartbeat_every_s(lease_of_ranks(Recovery().lease_s), nodes)
 
 
 def until_running(run, generation):
