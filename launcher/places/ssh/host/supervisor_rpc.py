@@ -18,7 +18,13 @@ import msgspec
 
 from launcher.clock import boottime
 from launcher.errors import LaunchError
-from launcher.places.ssh.host.supervisor_messages import Ask, Declined, SupervisorQuestion, SupervisorReply
+from launcher.places.ssh.host.supervisor_messages import (
+    Ask,
+    Declined,
+    Replica,
+    SupervisorQuestion,
+    SupervisorReply,
+)
 from launcher.places.ssh.messages import Peer
 from launcher.wire.frames import Wire, WireError, WireServer, dial
 
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
 WIRE = "keepers"
 ASK_S = 3.0
 HEAR_S = 1.0  # for a host whose silence means something: it may be the one that is gone
+_SILENT_S = 0.25  # for a host that did not answer before, so that a lost host does not delay those that answer
 _LINE_BYTES = 4 << 20
 _MOST_ASKERS = 1024  # all others may ask at once, and each is answered only when it is its turn
 _SERVE_S = 30.0
@@ -55,7 +62,8 @@ class SupervisorRpc:
         self._telling = ThreadPoolExecutor(
             1, "supervisor status"
         )  # others wait for a disk: an Ask does not wait for them
-        self._gone_since: dict[Peer, float] = {}  # since when their hosts refuse connections
+        self._gone_since: dict[Peer, float] = {}  # since when their hosts refuse connections; inf: they are silent
+        self._late: set[asyncio.Task[SupervisorReply | None]] = set()  # of silent hosts, for whose answers nobody waits
         started: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
         work = self._work(started, port)
         self._thread = threading.Thread(target=asyncio.run, args=(work,), name="supervisor rpc", daemon=True)
@@ -100,6 +108,11 @@ class SupervisorRpc:
     def ask_one(self, question: SupervisorQuestion, whom: int, limit_s: float | None = None) -> SupervisorReply | None:
         """Ask one host and return its answer, or None if none came in time."""
         return self.ask(question, [whom], limit_s).get(whom)
+
+    def suspect(self, number: int) -> None:
+        """Treat this host as silent until it answers: the agent here has lost it, so no question waits long for it."""
+        if number in self._peers:
+            self._gone_since.setdefault(self._peers[number], inf)
 
     def gone(self, for_s: float) -> set[int]:
         """Return the hosts that have had no supervisor for `for_s`, because they refuse connections; a silent host may
@@ -153,9 +166,28 @@ class SupervisorRpc:
     async def _ask_all(
         self, question: SupervisorQuestion, whom: Sequence[int], limit_s: float
     ) -> dict[int, SupervisorReply]:
-        """Ask the hosts at the same time and return the answers that came, by host number."""
-        replies = await asyncio.gather(*(self._ask(question, self._peers[number], limit_s) for number in whom))
-        return {number: reply for number, reply in zip(whom, replies, strict=True) if reply is not None}
+        """Ask the hosts at the same time and return the answers that came, by host number.
+
+        A host that is silent is waited for only briefly. An Ask to it goes on in the background, as an answer, however
+        late, shows that the host is back. A Replica is not sent late, because a newer one may have overtaken it.
+        """
+        asking: dict[int, asyncio.Task[SupervisorReply | None]] = {}
+        silent = {number for number in whom if self._gone_since.get(self._peers[number]) == inf}
+        for number in whom:
+            is_short = number in silent and isinstance(question, Replica)
+            work = self._ask(question, self._peers[number], min(limit_s, _SILENT_S) if is_short else limit_s)
+            asking[number] = asyncio.create_task(work)
+        brief = silent if isinstance(question, Ask) else set[int]()
+        awaited = [asking[number] for number in whom if number not in brief]
+        if awaited:
+            await asyncio.wait(awaited)
+        if late := [task for task in asking.values() if not task.done()]:
+            _, pending = await asyncio.wait(late, timeout=_SILENT_S)
+            self._late |= pending
+            for task in pending:
+                task.add_done_callback(self._late.discard)
+        replies = {number: task.result() for number, task in asking.items() if task.done()}
+        return {number: reply for number, reply in replies.items() if reply is not None}
 
     async def _ask(self, question: SupervisorQuestion, peer: Peer, limit_s: float) -> SupervisorReply | None:
         """Ask one host and return its answer, or None if none came in time."""

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,6 +16,7 @@ from launcher.places.ssh.host.supervisor_messages import (
     Declined,
     Prepare,
     RecordsSaid,
+    Replica,
     SupervisorStatus,
     Vote,
     granted,
@@ -67,6 +69,24 @@ def test_who_is_gone_or_slow_is_not_among_the_answers(seated):
         assert there == [2]
     finally:
         answered.set()
+
+
+def test_a_silent_host_delays_no_answer_of_the_others_and_is_found_when_it_is_back(seated):
+    """One that accepts connections and says nothing, as a host does whose supervisor is frozen."""
+    rpcs, answers = seated
+    answers[2] = lambda _: standing(2)
+    asker, address, port = rpcs[0], "127.0.0.2", rpcs[1].port
+    rpcs.pop(1).close()
+    with socket.create_server((address, port)):
+        asker.suspect(1)
+        began = time.monotonic()
+        for question in (Ask(), Replica(0, 1, "state.json", -1, "")):
+            assert asker.ask(question, limit_s=120.0).keys() == {2}
+        assert time.monotonic() < began + 60, "it waited for the silent one"
+    rpcs.append(SupervisorRpc(address, KEY, lambda *_: standing(1), port))
+    until = time.monotonic() + 60
+    while 1 not in asker.ask(Ask(), limit_s=120.0):
+        assert time.monotonic() < until, "it is never waited for again"
 
 
 def test_how_a_supervisor_is_waits_for_no_other_answer(seated):

@@ -96,6 +96,9 @@ class FakeRpc:
     def all_gone(self, for_s):
         return self._table.gone
 
+    def suspect(self, number):
+        pass
+
     def ask(self, question, whom=None, limit_s=0.0):
         chosen = self.others if whom is None else [number for number in whom if number in self.others]
         there = {number: self._table.connected(self.me, number) for number in chosen}

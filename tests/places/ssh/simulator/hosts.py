@@ -230,7 +230,7 @@ class Rpc(SupervisorRpc):
 
     def __init__(self, address, key, answer, port=0, ask_s=ASK_S):
         self._ask_s, self._address, self._key, self._answer, self._peers = ask_s, address, key, answer, {}
-        self._me, self._gone_since, self._telling = -1, {}, None
+        self._me, self._gone_since, self._late, self._telling = -1, {}, set(), None
         self._process = machine.World.current.process
         self._pool, self._loop = self._process.host.pool, self._process.loop
         self._listener = Server(key, supervisor_rpc._questions, self._serve, 0, process=self._process)
