@@ -60,7 +60,7 @@ _IP_ADDRESS = re.compile(
 class Member:
     """A file of the archive; `cut` if only its last part is in the archive."""
 
-    name: str
+    name: str  # its path in the archive
     data: bytes
     cut: bool = False  # only the last part of the file is in the archive
 

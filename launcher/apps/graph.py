@@ -97,7 +97,7 @@ class Graph:
         return state
 
     def cancel(self) -> None:
-        """Cancel all runs of the graph; a run is cancelled before those that it waits for."""
+        """Cancel all runs of the graph, one after the other; a run is cancelled before those that it waits for."""
         for run in reversed(self.runs()):
             run.cancel()
 
@@ -145,9 +145,10 @@ class Graph:
 
 
 def state_of(steps: Sequence[StepStatus]) -> State:
-    """Return the state of all steps together: the most advanced state of active steps, else the worst end.
+    """Return the state of all steps together: the first that a step has of unknown, running, regrouping, starting,
+    queued, failed, interrupted, lost and cancelled, else succeeded.
 
-    LOST means that a step's run is missing.
+    A step whose run is missing counts as lost.
     """
     states = {step.status.state if step.status is not None else State.LOST for step in steps}
     return next((state for state in (*_MOVING, *_WORST) if state in states), State.SUCCEEDED)
@@ -159,9 +160,10 @@ def _is_to_go_on(step: StepStatus) -> bool:
 
 
 def submit_graph(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Graph:
-    """Start a run for each of the spec's `steps`, and return the graph.
+    """Start a run for each of the spec's `steps`, and return the graph without waiting for any run.
 
-    The spec is a file, or its content as for submit(). `on` is the cluster of steps that name none.
+    The spec is a path, or its content as for submit(). `on` is the cluster of steps that name none. Raise BadInput,
+    with every problem, before any run is started.
     """
     from launcher.submission.graphs import open_graph  # late: it reads YAML
 
@@ -190,7 +192,7 @@ def validate_graph(spec: str | Path, *, overrides: Sequence[str] = ()) -> None:
 
 
 def is_graph(spec: str | Path) -> bool:
-    """Return whether a spec file has `steps`."""
+    """Return whether a spec file has `steps`; False if it cannot be read."""
     from launcher.spec.graph.reading import is_graph as has_steps  # late: it reads YAML
 
     return has_steps(Path(spec))

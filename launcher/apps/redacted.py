@@ -51,7 +51,7 @@ class _SpelledOut(msgspec.Struct, frozen=True):
 
 
 def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
-    """Yield the secrets of a run's attempts up to `attempt`; raise an error if a record cannot be read."""
+    """Yield the secrets of a run's attempts up to `attempt`; raise LaunchError or OSError if a record cannot be read."""
     for value in (read_record(run.secrets, dict[str, str]) or {}).values():
         yield from _as_shown(value)
     if (told := read_record(run.notify, Notifying)) is not None:
@@ -87,7 +87,7 @@ def _as_shown(value: str) -> Iterable[str]:
 
 
 def redacted(answer: Any, secrets: Sequence[str]) -> Any:
-    """Return the data without any of the secrets.
+    """Return the data with `(secret)` in place of every secret in its texts.
 
     Without secrets it is returned unchanged, else as plain dicts, lists and texts.
     """
@@ -95,7 +95,7 @@ def redacted(answer: Any, secrets: Sequence[str]) -> Any:
 
 
 def redacted_record(record: T, secrets: Sequence[str]) -> T:
-    """Return a record of the same type without any of the secrets in its texts."""
+    """Return a record of the same type with `(secret)` in place of every secret in its texts."""
     return converted(redacted(record, secrets), type(record)) if secrets else record
 
 

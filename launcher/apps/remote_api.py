@@ -93,11 +93,11 @@ def serve_requests() -> int:
 
 
 def serve_inside(run: str = "", node: str = "", role: str = "") -> int:
-    """Serve `launch _inside RUN NODE`: relay messages between the caller and a program on the node that inspects ranks,
-    until both have ended; return the exit code.
+    """Serve `launch _inside RUN NODE`: relay messages between the caller, over stdin and stdout, and a program on the
+    node that inspects ranks, until both have ended; return the exit code.
 
-    `node` is the node's number, and `role` the side role that is meant ("": the run itself). An error is sent to the
-    caller.
+    `node` is the node's number, and `role` names a part of the run with a script of its own ("": the run itself). An
+    error is sent to the caller.
     """
     source, sink = take_stdio()
     try:
@@ -111,7 +111,9 @@ def serve_inside(run: str = "", node: str = "", role: str = "") -> int:
 
 
 def answer(request: Request) -> Any:
-    """Carry out a request and return its answer; a LaunchError is sent back to the caller."""
+    """Carry out a request and return its answer, to be sent to the caller; a LaunchError is raised, for serve() to send
+    instead.
+    """
     match request:
         case AskMachine() | AskHosts() | AskQueue() | AskRunsFolder():
             return _answer_on_cluster(request)
@@ -419,7 +421,9 @@ def _run(run_id: RunId) -> api.Run:
 
 
 def _part(run_id: RunId, role: str) -> api.Run:
-    """Return the run or, if `role` is not "", the part of it that is that side role."""
+    """Return the run or, if `role` is not "", the first part of it with that role; raise NoSuchRun or BadInput if it
+    does not exist.
+    """
     one = _run(run_id)
     return api.parts(one, role)[0].run if role else one
 
@@ -446,13 +450,16 @@ def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
 
 
 def _runs_root(named: str) -> Path:
-    """Return the folder of runs below the folder `named`, and use it for the rest of this process."""
+    """Return the folder of runs below `named`, the path of the launcher's folder on this machine, and use it for the
+    rest of this process.
+    """
     os.environ.setdefault("LAUNCH_RUNS", str(folder_of(named) / "runs"))
     return registry.runs_root(folder_of(named))
 
 
 def _project(named: str, digest: str) -> Path:
-    """Return the source tree with this digest, which was sent before to the folder `named`.
+    """Return the source tree with this digest, which was sent before to the folder `named`; raise LaunchError if it is
+    not there.
 
     The folder of runs is set for this process, too, so that it is not inside the code.
     """

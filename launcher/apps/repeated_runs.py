@@ -97,7 +97,7 @@ def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
 def steps_override(run: RunOptions, steps: int, root: Path | None = None) -> str:
     """Return the override that limits the training to `steps` steps; raise BadInput if no option for that is known.
 
-    `root` is the folder of the code, in which a script is searched for the trainer's options.
+    `root` is the folder of the code, in which a script is searched for the trainer's options; None: it is not searched.
     """
     name = next((one for one in _LIMITS if gives(run, one)), None)
     if name is None and (is_ours(run) or (root is not None and _takes_settings(run, root))):

@@ -1,5 +1,6 @@
 """The actions that a web page may take on a run, if the board was started with `--actions`: cancel, resume, tag and
-note. With `dry`, an action is only described to the user before it is confirmed.
+note. With `dry`, an action is only described to the user before it is confirmed. The errors of the Python API's methods
+are passed on.
 """
 
 import msgspec
@@ -32,7 +33,7 @@ class ActionReport(msgspec.Struct, frozen=True):
 
 
 def cancel(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Cancel the run, or with `wish.dry` describe what that would do; return the text for the page."""
+    """Cancel the run, and return a report of what was done; with `wish.dry`, only describe what that would do."""
     if wish.dry:
         said = f"cancel {one.id}: its ranks get SIGTERM and the spec's grace to save, then no process of it is left"
         return ActionReport(f"{said}; its files stay", done=False)
@@ -43,7 +44,9 @@ def cancel(one: api.Run, wish: ActionRequest) -> ActionReport:
 
 
 def resume(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Resume the run, or with `wish.dry` describe what that would do; return the text for the page."""
+    """Open a new attempt of the run, and return a report; with `wish.dry`, only describe from which
+    checkpoint it would continue.
+    """
     if wish.dry:
         from launcher.status.checkpoints import by_script  # late: 10 ms that no other page needs
 
@@ -58,9 +61,10 @@ def resume(one: api.Run, wish: ActionRequest) -> ActionReport:
 
 
 def tag(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Add and remove the run's tags, or with `wish.dry` describe that; return the text for the page.
+    """Add and remove the run's tags, and return a report of the tags that it then has; with `wish.dry`, only describe
+    the change.
 
-    Raise BadInput for an invalid tag.
+    Raise BadInput for an invalid tag, or for too many.
     """
     for text in wish.add:
         if not text or len(text) > _LONGEST_TAG or plain(text) != text or text.split() != [text] or "," in text:
@@ -74,7 +78,7 @@ def tag(one: api.Run, wish: ActionRequest) -> ActionReport:
 
 
 def note(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Write the run's note, or with `wish.dry` describe that; return the text for the page.
+    """Replace the run's note by `wish.text` ("" removes it), and return a report; with `wish.dry`, only describe that.
 
     Raise BadInput if the note is too long.
     """

@@ -20,7 +20,9 @@ class NoAnswer(msgspec.Struct, frozen=True):
 
 
 def encode(answer: Any) -> bytes:
-    """Return the answer as JSON."""
+    """Return an answer as JSON: a record or a plain value, in which `number` has replaced the numbers that are not
+    finite.
+    """
     return _encoder.encode(answer)
 
 

@@ -57,7 +57,9 @@ class Artifacts(msgspec.Struct, frozen=True):
 
 
 def artifacts(run: RunDir) -> Artifacts:
-    """Return the files in the run's `artifacts/` on this machine, including those fetched from other machines."""
+    """Return the newest files, up to a limit, in the run's `artifacts/` on this machine, including those fetched from
+    other machines.
+    """
     files = [one for root in _roots(run) for one in _files(run, root)]
     files.sort(key=lambda one: (-one.at, one.name))
     return Artifacts(_shown(run, _roots(run)[0]), files[:_MOST_FILES], len(files) > _MOST_FILES)

@@ -1,4 +1,6 @@
-"""Return the text of the script `first`, preceded by all scripts that it imports."""
+"""Put the files of the page together. A script is served as one text, preceded by all scripts that it imports; scripts
+are named by their path below the folder of the page, `page/`.
+"""
 
 import re
 from functools import cache
@@ -26,23 +28,27 @@ def page_file(name: str) -> bytes:
 
 
 def _script(first: str) -> str:
-    """Return one script made of `first` and everything that it imports, in a scope of its own."""
+    """Return the page's script, which runs in a scope of its own: the library that draws curves, then the script
+    `first` (a path below `page/`) with all that it imports.
+    """
     return "\n".join([(PAGE / _OF_OTHERS).read_text(), '(() => {\n"use strict";', module(first), "})();\n"])
 
 
 def module(first: str) -> str:
-    """Return the text of a script, preceded by all scripts that it imports."""
+    """Return the text of the script `first` (a path below `page/`), preceded by all scripts that it imports."""
     texts: dict[str, str] = {}
-    _take(PAGE / first, texts)
+    _add_script(PAGE / first, texts)
     return "\n".join(texts.values())
 
 
-def _take(path: Path, texts: dict[str, str]) -> None:
-    """Add a script's text to `texts` under its name, after all scripts that it imports; a script is added once."""
+def _add_script(path: Path, texts: dict[str, str]) -> None:
+    """Add the text of the script at `path` to `texts`, by its path below `page/`, after all scripts that it imports; do
+    nothing if it is there already.
+    """
     name = path.resolve().relative_to(PAGE.resolve()).as_posix()
     if name in texts:
         return
     text = path.read_text()
     for imported in _IMPORT.findall(text):
-        _take(path.parent / imported, texts)
+        _add_script(path.parent / imported, texts)
     texts[name] = f"// {name}\n{_EXPORT.sub('', _IMPORT.sub('', text))}"

@@ -94,6 +94,9 @@ class Survey:
     def clusters(self, rows: Sequence[BoardRow]) -> BoardClusters:
         """Return this machine, the clusters of the clusters file, and pools that only specs of runs name, with their
         last answers.
+
+        New queries are started for answers that are out of date; only a cluster that has never answered is waited for,
+        for less than a second.
         """
         places, error = _named()
         specs = _pools_of_specs(rows, places)
@@ -113,8 +116,8 @@ class Survey:
             return
 
     def _ask(self, name: str, place: "ClusterEntry", spec: "JobSpec | None") -> "Future[list[HostNow]]":
-        """Return the future of a query for the hosts of the cluster `name`: the last query if it is under way or still
-        fresh, else a new one.
+        """Return the future of a query for the hosts of the cluster `name`: the last query if it is under way or began
+        less than `fresh_s` seconds ago, else a new one.
 
         `spec` names the hosts of a pool that the clusters file lacks; it is None for any other cluster.
         """
@@ -178,7 +181,7 @@ def _named() -> "tuple[dict[str, ClusterEntry], str]":
 def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]") -> "dict[str, JobSpec]":
     """Add to `places` the pools that only specs of active runs name.
 
-    Return a spec for each of them, with the hosts of all its specs.
+    Return {pool: a spec of one of its runs, with the hosts that any spec of that pool names}.
     """
     from launcher.places.clusters_file import ClusterEntry, is_pool  # late: it reads YAML
 

@@ -64,7 +64,9 @@ def export_report(runs: Sequence[api.Run], file: Path) -> Path:
 
 
 def _view_of(runs: Sequence[api.Run]) -> tuple[str, str]:
-    """Return (name of the view with which the page opens, ids of the runs in it): a comparison, or a single run."""
+    """Return (the view with which the page opens: `compare` for several runs, else `run`; the runs' ids, separated by
+    commas).
+    """
     return "compare" if len(runs) > 1 else "run", ",".join(one.id for one in runs)
 
 
@@ -162,8 +164,8 @@ def _written(folder: Path, answers: str) -> Path:
 def _single(answers: str, view: str) -> str:
     """Return the page as a single HTML file with its scripts, styles and data.
 
-    `answers` are the server's answers as JSON, and `view` the view with which the page opens. Its policy lets the
-    browser run these scripts and no others.
+    `answers` are the server's answers as JSON. `view` is the fragment of the page's address with which it opens, such
+    as `run/ID`. The page's policy lets the browser run these scripts and no others.
     """
     first = f'if (!location.hash) location.hash = "#/{view}";'
     scripts = [first, page_file(SCRIPT).decode().replace("</script", "<\\/script")]

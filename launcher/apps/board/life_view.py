@@ -58,7 +58,8 @@ def _checkpoint_marks(found: Iterable[Checkpoint], status: RunStatus) -> Iterato
 
 
 def validations(points: Mapping[str, Iterable[MeasuredPoint]]) -> Iterator[LifeMark]:
-    """Yield a mark for each step at which a validation reported a value, if its time is known.
+    """Yield a mark for each step at which a validation reported a value, if its time is known; `points` has the points
+    of each metric by its name.
 
     If there are many, evenly spread ones are yielded. If a script repeats the last validation's value at every step,
     only the step with the new value counts.
@@ -99,7 +100,7 @@ def _without_repeats(points: Iterable[MeasuredPoint]) -> Iterator[MeasuredPoint]
 
 
 def is_of_a_validation(name: str) -> bool:
-    """Return whether a metric's name is that of a validation result, such as `val_loss`, and tells whether larger or
-    smaller values are better.
+    """Return whether `name` is that of a validation result, such as `val_loss`, for which larger or smaller values are
+    known to be better.
     """
     return name.startswith(_OF_A_VALIDATION) and better(name) != 0

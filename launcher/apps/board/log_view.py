@@ -31,22 +31,22 @@ class BoardLine(msgspec.Struct, frozen=True):
 
 
 class LogRequest(msgspec.Struct, frozen=True):
-    """A request for part of a log: the last `limit` lines before those that the page has (`before` many), or the lines
-    `around` a Unix time; only those of `ranks` that contain `search`.
+    """A request for part of a log: without `around`, the `limit` lines that come before its last `before` lines. Only
+    lines of `ranks` that contain `search` count.
     """
 
     ranks: frozenset[int] | None = None  # None: all
-    search: str = ""
-    before: int = 0
-    around: float | None = None  # None: the last lines
-    limit: int = 500
+    search: str = ""  # in any case of letters; "": all lines
+    before: int = 0  # how many of the last lines to leave out, because the page has them
+    around: float | None = None  # a Unix time: the lines from shortly before it on; None: the last lines
+    limit: int = 500  # how many lines at most
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """A part of a log. `before` is what to request for the lines before it; None if there are none."""
+    """A part of a log. `before` is the number to request, as `LogRequest.before`, for the lines before it."""
 
     lines: list[BoardLine]
-    before: str | None  # what to request for the lines before these; None: there are none
+    before: str | None  # `LogRequest.before`, as text, for the lines before these; None: there are none
 
 
 def log_page(one: api.Run, wish: LogRequest) -> LogPage:

@@ -32,7 +32,7 @@ class Figures(msgspec.Struct, frozen=True):
     """
 
     best: dict[str, tuple[float, int]] = {}  # by metric: (best value, its step)
-    spark: list[float | None] = []  # points of the small curve
+    spark: list[float | None] = []  # values of the small curve, evenly spread over the run; None: not finite
     spark_of: str = ""  # the metric of the small curve
     last: LastValue | None = None  # the newest value of that metric
 

@@ -64,8 +64,8 @@ class BoardNode(msgspec.Struct, frozen=True):
 
 
 class BoardRole(msgspec.Struct, frozen=True):
-    """A side role of a run, or one rank of a role whose ranks restart alone. `words` says why it is in its state;
-    `members` are its ranks.
+    """A role of a run beside its main role, with a script and ranks of its own, or one rank of such a role whose ranks
+    restart alone. `words` says why it is in its state; `members` are its ranks.
     """
 
     name: str
@@ -300,7 +300,9 @@ def _spec(run: RunDir) -> str:
 
 
 def checkpoint_words(run: api.Run, step: int | None) -> str:
-    """Return text about the checkpoint of `step`, which says if the script saved it in its own format; "" for None."""
+    """Return a description of the checkpoint of `step`, which differs if the user's script saved it in a format of its
+    own; "" if `step` is None.
+    """
     if step is None:
         return ""
     return by_script(step) if run.saved_by_script(step) else f"step {step}"

@@ -122,7 +122,7 @@ class BoardServer:
             self._board.survey.close()
 
     def stop(self) -> None:
-        """Make the server stop; this may be called from another thread."""
+        """Make `run` return soon, without waiting for that; this may be called from any thread."""
         self._server.should_exit = True
 
 
@@ -221,8 +221,9 @@ def _status_of(error: LaunchError) -> int:
 
 
 def _asked_part(question: _Question) -> api.Run:
-    """Return the run in the request, or the part of it that is the requested role; raise BadInput if that has several
-    parts.
+    """Return the run in the request or, if the query names a role, the part of the run with that role.
+
+    Raise BadInput if the run has no such role, or if each rank of the role is a part of its own.
     """
     one, role = _asked_run(question), question.request.query_params.get("role", "")
     parts = api.parts(one, role) if role else [api.Part(one, one.id)]
@@ -265,7 +266,9 @@ def _number(question: _Question, name: str, usual: float) -> float:
 
 
 def _count(question: _Question, name: str, usual: int) -> int:
-    """Return the number in a query parameter as an integer within limits, or `usual` if it is not given."""
+    """Return the number in a query parameter as an integer from 0 to 10^12, the nearest if it is outside, or `usual` if
+    it is not given.
+    """
     return int(max(0.0, min(_number(question, name, usual), 1e12)))
 
 
@@ -421,7 +424,10 @@ def _logs(question: _Question) -> LogPage:
 
 
 def _code(question: _Question) -> dict[str, object]:
-    """Return how a run's code differs from that of another run in the query or, without one, from the run's commit."""
+    """Return how a run's code differs from that of another run in the query or, without one, from the run's commit.
+
+    The keys are `changes`, the files that differ, and `unknown`, why that cannot be told.
+    """
     run, ref = _asked_run(question), question.request.query_params.get("with", "")
     found = api.compare([api.run(ref), run]).code[0] if ref else api.uncommitted(run)
     return {"changes": found.changes, "unknown": found.unknown}

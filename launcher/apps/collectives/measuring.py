@@ -71,10 +71,10 @@ _DECODER: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
 
 
 def report_of(run: str, cluster: str, texts: Iterable[str], failed: str = "") -> CollectivesReport:
-    """Return the report from the lines that rank 0 has printed.
+    """Return the report from the lines that rank 0 has printed; lines without the mark of a message are skipped.
 
     `failed` says why the run failed, or is ""; it is ignored if the output is complete, since a run with a wrong result
-    fails as well.
+    fails as well. Raise LaunchError for an unknown message.
     """
     place, ended = PlaceMessage("", "", 0, 0), False
     lines, copies, pairs, lacking = list[CollectiveLine](), list[MemoryCopy](), list[NodePair](), list[Lacking]()
@@ -138,10 +138,10 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 
 def with_slow(pairs: Sequence[NodePair]) -> tuple[NodePair, ...]:
-    """Return the pairs; one that is much slower than the median, by rate, plain connection or round trip, has the
-    reason in `slow`.
+    """Return the pairs; one that is at least `SLOW` times as slow as the median, by rate, plain connection or round
+    trip, has the reason in `slow`.
 
-    Nothing is marked if there are only a few pairs.
+    Nothing is marked if there are fewer than `_PAIRS` pairs.
     """
     if len(pairs) < _PAIRS:
         return tuple(pairs)
@@ -174,8 +174,9 @@ def collectives(
     """Measure and check each collective operation on a cluster, for each number in `ranks`, spread evenly over `nodes`
     nodes, and each message size in bytes in `sizes`; return the report.
 
-    `overrides` change the spec of the run, which is removed once its output is complete. `tell` is called with lines on
-    the progress.
+    `backend` is that of torch.distributed, or "auto" for nccl on GPUs, else gloo. `overrides` change the spec of the
+    run, which is removed once its output is complete. `tell` is called with lines on the progress. Raise BadInput if
+    the ranks or the spec are invalid, and LaunchError if the output cannot be read.
     """
     least, most = min(ranks, default=0), max(ranks, default=0)
     if least < 2:

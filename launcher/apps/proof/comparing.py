@@ -1,5 +1,5 @@
-"""Compare a disturbed run with the undisturbed one: the metrics that ranks reported, and the contents of
-checkpoints.
+"""Compare a disturbed run with the undisturbed one: the metrics that ranks reported, as {rank: {step: {metric:
+value}}}, and the contents of checkpoints.
 """
 
 import math
@@ -54,7 +54,8 @@ def compared_rows(
 def _pairs(
     undisturbed: Mapping[int, Rows], disturbed: Mapping[int, Rows], wanted: Callable[[str], bool]
 ) -> Iterator[tuple[int, int, str, float, float]]:
-    """Yield (step, rank, metric, undisturbed value, disturbed value) in this order.
+    """Yield (step, rank, metric, undisturbed value, disturbed value) for what both runs reported, by ascending step,
+    then rank.
 
     Only metrics for which `wanted` returns True are yielded.
     """

@@ -279,8 +279,8 @@ def with_costs(
 ) -> tuple[Kill, ...]:
     """Return the kills, each with its cost: repeated steps, and the time until the next step.
 
-    `first_steps` has the first step that each start of ranks reported; `noted` are the steps from which the trainer's
-    starts resumed, in order.
+    `first_steps` has the first step that each start of ranks, (attempt, generation), reported; `noted` are the steps
+    from which the trainer's starts resumed, in order.
     """
     hits = [one for one in kills if not one.missed]
     known = noted[1:] if len(noted) == len(hits) + 1 else [None for _ in hits]

@@ -70,7 +70,7 @@ class DisturbedRun:
         self._dark = False  # all of it was killed on a node, and it has not been resumed since
 
     def strike(self, kills: Sequence[PlannedKill]) -> list[Kill]:
-        """Make all kills in order, and return them with what they hit.
+        """Wait for the step of each kill in order, make the kill, and return all with what they hit.
 
         A kill that would come after the end of the training is marked as missed.
         """
@@ -83,10 +83,9 @@ class DisturbedRun:
         return status
 
     def _strike(self, kill: PlannedKill) -> Kill:
-        """Make one kill and return it.
+        """Wait until the step of `kill` is reached, make the kill and return it.
 
-        It waits until its step is reached and the present generation has made a step; otherwise it would hit a start
-        and not a training.
+        Only a step of the present generation counts; otherwise the kill would hit a start and not a training.
         """
         with contextlib.ExitStack() as stack:
             visit: Visit | None = None
@@ -108,7 +107,7 @@ class DisturbedRun:
         """Kill the chosen rank, or everything of the run on its node, through `visit`, a connection to the node; return
         the kill.
 
-        A kill that fails is returned with the reason in `missed`.
+        `step` is the last step that is known to be done. A kill that fails is returned with the reason in `missed`.
         """
         whole = self._mode.whole_node
         at = time.time()
@@ -163,8 +162,9 @@ def prove(
 
     `ref` is a spec file or a run, which is trained once undisturbed and once in each of the `modes` of disturbing it
     (empty: those that suit the spec). Each mode makes `kills` kills, at steps drawn by `seed` (None: a random one).
-    `steps` limits the training, and only `metrics` are compared (empty: all but rates and times). If this is
-    interrupted, the active run is cancelled. Runs of an exact proof are removed, unless `keep`.
+    `steps` limits the training, and only `metrics` are compared (empty: all but rates and times). `tell` prints a line
+    on the progress. If this is interrupted, the active run is cancelled. Runs of an exact proof are removed, unless
+    `keep`. Raise BadInput or Refused, before anything starts, if a proof is impossible.
     """
     _refuse_unknown(modes)
     if kills < 1:

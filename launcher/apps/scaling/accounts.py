@@ -1,5 +1,6 @@
 """Compute speed-up, efficiency and lost time from what was measured on each number of ranks. A point is the measurement
-of one strategy, scaling and number of ranks.
+of one strategy, scaling and number of ranks. Kinds of work are named as the fields of StepParts: data, compute,
+optimizer, communication, straggler and other.
 """
 
 from collections.abc import Sequence

@@ -118,7 +118,7 @@ def overrides_of(
 ) -> list[str]:
     """Return the overrides of a training with the trainer's options.
 
-    `batch` is the samples of a step over all ranks (None: the spec's), and `cpus` the cores of each rank.
+    `batch` is the samples of a step over all ranks, and `cpus` the cores of each rank; None leaves what the spec says.
     """
     return [
         *_ALWAYS, *(_in_one_process(one, cpus) if one.strategy in _IN_ONE_PROCESS else _places(one)),
@@ -150,8 +150,10 @@ def counted_role(spec: JobSpec, name: str | None) -> str:
 
 
 def of_roles(overrides: Sequence[str], spec: JobSpec, counted: str) -> list[str]:
-    """Return the overrides for a spec with roles: resources are those of the role `counted`, all else is of the main
-    role.
+    """Return the overrides with their keys put below the spec's roles: resources below the role `counted`, whose ranks
+    are measured, and the program's options below the main role.
+
+    They are returned unchanged if the spec has no roles.
     """
     main = counted_role(spec, None)
     owners = {"resources": counted, "run": main, "env": main, "checkpoint": main} if main else {}
@@ -159,7 +161,7 @@ def of_roles(overrides: Sequence[str], spec: JobSpec, counted: str) -> list[str]
 
 
 def _strategy_overrides(strategy: str) -> Iterator[str]:
-    """Yield the overrides that select the strategy."""
+    """Yield the overrides that select the strategy; none for "", the spec's own."""
     if strategy == MASTER:  # as ddp, but for how it adds gradients up
         yield f"{_BASELINE}={MASTER}"
     if strategy:

@@ -31,7 +31,9 @@ class MeasuredSpeed:
 
 
 def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last: int) -> MeasuredSpeed:
-    """Return the speed from the metrics of runs, by step; only lines after step `first` and up to `last` count."""
+    """Return the speed from the metrics of runs, each given as {step: {metric: value}}; only lines after step `first`
+    and up to `last` count.
+    """
     lines = [line for rows in runs for line in _lines(rows, first, last)]
     memory = [row["memory_gb"] for rows in runs for row in rows.values() if "memory_gb" in row]
     traces = [trace for rows in runs if (trace := _trace(rows))]
@@ -46,8 +48,9 @@ def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last
 
 
 def _lines(rows: Mapping[int, Mapping[str, float]], first: int, last: int) -> Iterator[tuple[float, float]]:
-    """Yield (samples per second, wall-clock seconds per step) for each logged line after step `first` and up to `last`,
-    counted from the line before it.
+    """Yield (samples per second, wall-clock seconds per step) for each logged line after step `first` and up to `last`.
+
+    The seconds are the mean over the steps since the line before it.
     """
     before: tuple[int, float] | None = None
     for step, row in rows.items():

@@ -55,11 +55,12 @@ def scale(
 ) -> ScalingReport:  # fmt: skip
     """Measure how much faster a training is on more ranks, and on what the other time is spent; return the report.
 
-    Everything is checked before anything starts. Each training has `steps` measured steps, and `rounds` repeats all of
-    them. `strategies` are the ways to parallelise (empty: the spec's own), and `per_node` is the ranks on a node (None:
-    the spec's). `strong` and `weak` choose the scalings; by default both are measured. In a spec with roles, the ranks
-    are those of `role`, by default the main one. If this is interrupted, the active run is cancelled. Runs are removed,
-    unless `keep` or if they failed.
+    Each training has `steps` measured steps, and `rounds` repeats all of them. `strategies` are the ways to parallelise
+    (empty: the spec's own), and `per_node` is the ranks on a node (None: the spec's). `strong` and `weak` choose the
+    scalings; by default both are measured. In a spec with roles, the ranks are those of `role`, by default the main
+    one. `tell` prints a line on the progress. If this is interrupted, the active run is cancelled. Runs are removed,
+    unless `keep` or if they failed. Raise BadInput before anything starts if an argument, or the spec with it, is
+    invalid.
     """
     for name, numbers in (("--ranks", ranks), ("--steps", [steps]), ("--rounds", [rounds]), ("--per-node", [per_node])):
         if not numbers or any(number is not None and number < 1 for number in numbers):
@@ -114,14 +115,15 @@ class _Measuring:
     tell: Tell  # prints a line on the progress
     runs: list[Run] = field(default_factory=list)
     failed: list[Run] = field(default_factory=list)  # those of `runs` that gave no measurement
-    rows: dict[Configuration, list[Rows]] = field(default_factory=dict)
+    rows: dict[Configuration, list[Rows]] = field(default_factory=dict)  # the metrics by step of each of its runs
     why: dict[Configuration, str] = field(default_factory=dict)
     crowded: dict[Configuration, str] = field(default_factory=dict)
 
     def carry_out(
         self, wanted: Sequence[Configuration], scalings: Sequence[str], rounds: int, spec: str, *, keep: bool
     ) -> ScalingReport:
-        """Measure every configuration in each round, and return the report.
+        """Measure every configuration in each round, and return the report; `spec` is the spec file as the report names
+        it.
 
         In several rounds, other load on the machines affects all configurations alike. Runs are removed, unless `keep`.
         """

@@ -62,7 +62,9 @@ def _spreads(report: ScalingReport) -> list[Spread]:
 
 
 def _curve(report: ScalingReport, group: tuple[str, str], colour: str, x: Place, y: Place) -> Iterator[str]:
-    """Yield the curve of one strategy and scaling (`group`) as SVG, with its error bars and its forecast."""
+    """Yield the curve of one strategy and scaling (`group`) as SVG, with its error bars and its forecast; `x` and `y`
+    map values to positions.
+    """
     mine = sorted(
         (one for one in report.points if (one.strategy, one.scaling) == group and one.rates), key=lambda one: one.ranks
     )
@@ -82,7 +84,11 @@ def _curve(report: ScalingReport, group: tuple[str, str], colour: str, x: Place,
 
 
 def _axes(counts: Sequence[int], x: Place, y: Place, low: float, high: float) -> Iterator[str]:
-    """Yield the axes with their labels as SVG; `x` and `y` map values to positions."""
+    """Yield the axes with their labels as SVG: the numbers of ranks in `counts`, and powers of two from the speed-up
+    `low` to `high`.
+
+    `x` and `y` map values to positions.
+    """
     yield line([(_LEFT, 16), (_LEFT, _HIGH - _BELOW), (_WIDE - 16, _HIGH - _BELOW)], "currentColor")
     for count in counts:
         yield words(x(count), _HIGH - _BELOW + 18, str(count), anchor="middle")

@@ -39,10 +39,11 @@ def open_server(
     """Start a run that serves the model `found` of the run `one`, and return it.
 
     `words` are further options of the `launch serve` that it runs. Callers must send the `token` (None: anyone may
-    call). With `watch`, newer checkpoints of `one` are loaded as they are saved. `tls` are the files of the server's
-    certificate and key (empty: plain HTTP). With `tunnel`, callers reach the server through the connection to its node.
-    Raise Refused if there is no checkpoint to send. Raise BadInput if the cluster cannot read the service, the watched
-    folder or the certificate, or supports no tunnel.
+    call); it is also put into this process's environment, from which it becomes a secret of the run. With `watch`,
+    newer checkpoints of `one` are loaded as they are saved. `tls` are the files of the server's certificate and key
+    (empty: plain HTTP). With `tunnel`, callers reach the server through the connection to its node. Raise Refused if
+    there is no checkpoint to send. Raise BadInput if the cluster cannot read the service, the watched folder or the
+    certificate, or supports no tunnel.
     """
     chosen = next(iter(found.choices()), None)
     if chosen is None:

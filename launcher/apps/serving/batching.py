@@ -1,5 +1,6 @@
 """The queue of inputs: it decides which inputs are computed together and when, and refuses inputs if there are too
 many. Equal inputs that wait, or are being computed, are one entry, whose answer goes to all clients that sent them.
+Pure: all times are passed in, in seconds of one monotonic clock.
 """
 
 import math

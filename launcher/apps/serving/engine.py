@@ -376,7 +376,9 @@ class WorkerGroup:
             await group.dismiss(at_once=True)
             raise
         group._working = True
-        group._slots = [asyncio.create_task(group._keep(worker, n)) for n, worker in enumerate([*group.workers])]
+        group._slots = [
+            asyncio.create_task(group._replace_ended(worker, n)) for n, worker in enumerate([*group.workers])
+        ]
         return group
 
     async def dismiss(self, *, at_once: bool = False) -> None:
@@ -427,7 +429,7 @@ class WorkerGroup:
         """Return how many threads each worker may use: an equal share of the cores."""
         return max(1, len(os.sched_getaffinity(0)) // self._options.workers)
 
-    async def _keep(self, worker: ServingWorker, number: int) -> None:
+    async def _replace_ended(self, worker: ServingWorker, number: int) -> None:
         """Replace worker `number` whenever it ends; this does not return."""
         while True:
             await worker.gone.wait()

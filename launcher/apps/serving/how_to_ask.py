@@ -17,9 +17,10 @@ _LONGEST_IN_LINE = 200
 
 
 def write_header(folder: Path, name: str, token: str) -> Path:
-    """Write the token as a header to the file `name` in `folder`, for curl (`-H @FILE`), and return the file.
+    """Write the token as a header to the file `name`.header in `folder`, for curl (`-H @FILE`), and return the file's
+    path.
 
-    Other users could read a token on a command line.
+    Only its user can read the file, whereas other users could read a token on a command line.
     """
     return _written(folder, f"{name}.header", f"{_SCHEME}{token}\n".encode())
 
@@ -39,11 +40,11 @@ def read_token(path: Path) -> str:
 
 
 def curl_line(server: str, header: Path | None, example: Any, folder: Path, certificate: Path | None = None) -> str:
-    """Return a curl command that sends `example` as an input, or that queries the server's health if there is no
-    example.
+    """Return a curl command that sends `example` as an input to the server with the URL `server`, or that queries the
+    server's health if `example` is None.
 
-    `header` is the file with the token, `certificate` that of the server's CA. A long example is written into `folder`,
-    from which curl reads it.
+    `header` is the file with the token (None: the server needs none), `certificate` that of the server's CA (None: one
+    that curl trusts, or plain HTTP). A long example is written into `folder`, from which curl reads it.
     """
     words = ["curl", *(["--cacert", str(certificate)] if certificate is not None else [])]
     if example is None:

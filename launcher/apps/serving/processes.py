@@ -203,9 +203,10 @@ class WorkerPool:
 
     @classmethod
     async def started(cls, served: Served, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
-        """Start a pool in a new process, which imports everything; return (the pool, what it loaded).
+        """Start a pool in a new process, which imports the service and loads the checkpoint at the path `checkpoint`;
+        return (the pool, what it loaded).
 
-        Raise NotLoaded if the checkpoint cannot be loaded.
+        Raise NotLoaded if that fails.
         """
         ours, theirs = socket.socketpair()
         words = ("-m", "trainer.serving", str(theirs.fileno()))
@@ -225,9 +226,11 @@ class WorkerPool:
         return found, await found._load(order)
 
     async def renewed(self, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
-        """Have this pool fork another one, which loads `checkpoint` without importing anything again.
+        """Have this pool fork another one, which loads the checkpoint at the path `checkpoint` without importing
+        anything again.
 
-        Return (the new pool, what it loaded). Raise NotLoaded if the checkpoint cannot be loaded.
+        Return (the new pool, what it loaded). Raise NotLoaded if the checkpoint cannot be loaded, and OSError if this
+        pool has ended.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -261,7 +264,8 @@ class WorkerPool:
         self._on_end()
 
     async def wait_until_ended(self) -> None:
-        """Wait until the pool's process has exited after its connection was closed; kill it if that takes too long.
+        """Wait until the pool's process has exited after its connection was closed; kill it if that takes more than a
+        few seconds.
 
         Return at once for a pool that was forked, since it is no child of this process.
         """
@@ -275,8 +279,10 @@ class WorkerPool:
             await self._process.wait()
 
     async def _load(self, order: Mapping[str, Any] | None) -> Loaded:
-        """Send the pool an order to load, unless it is None, and return what it reports; raise NotLoaded if it cannot
-        load.
+        """Send the pool `order`, the message that makes it load a checkpoint (None: it loads one anyway), and return
+        what it reports.
+
+        Raise NotLoaded if it cannot load; the pool has ended then.
         """
         try:
             if order is not None:

@@ -29,7 +29,8 @@ class Conductor(Strategy):
     """The process that conducts one sweep, given its folder, unless another process does."""
 
     def boot(self) -> bytes:
-        """Take the sweep's lock if it is free, and return the line that tells the starter that this process runs.
+        """Take the sweep's lock if it is free, and return the line that tells the starter that this process runs,
+        whether or not it has the lock.
 
         A process that takes the lock reads everything that was written into the sweep's folder before.
         """
@@ -40,7 +41,10 @@ class Conductor(Strategy):
         return super().boot()
 
     def supervise(self, go: BinaryIO) -> int:
-        """Conduct until the sweep is over, or not at all if another process has its lock; return the exit code."""
+        """Conduct until the sweep is over, or not at all if another process has its lock; return the exit code.
+
+        `go`, the pipe from the starter, is closed unread: a conductor needs nothing from it.
+        """
         go.close()
         with self._alone:
             if not self._conducts:

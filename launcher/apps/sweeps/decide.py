@@ -199,9 +199,7 @@ def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
 
 
 def fails_alike(trials: Sequence[TrialView]) -> bool:
-    """Return whether all trials that are over have failed for the same reason, and are enough of them to end the
-    sweep.
-    """
+    """Return whether at least `ALIKE` trials are over, and all that are over have failed for the same reason."""
     over = [one for one in trials if not one.open]
     reasons = {_alike(one.why) for one in over}
     return len(over) >= ALIKE and all(one.failed for one in over) and len(reasons) == 1 and reasons != {""}
@@ -213,7 +211,9 @@ def _alike(why: str) -> str:
 
 
 def _commonest(trials: Sequence[TrialView]) -> str:
-    """Return the most frequent reason for which trials failed, and how many failed for it, as text."""
+    """Return the most frequent reason for which trials failed, with how many failed for it: text such as `3 of 5:
+    REASON`.
+    """
     counts = Counter(_alike(one.why) for one in trials)
     reason, count = counts.most_common(1)[0]
     why = next(one.why for one in trials if _alike(one.why) == reason) or "their runs failed"

@@ -13,9 +13,9 @@ from launcher.spec.read import written_at
 from launcher.submission.requests import read_request
 
 
-def chosen(sweep: SweepDir, status: SweepState, count: int, overrides: Sequence[str]) -> list[str]:
-    """Queue further training of the `count` best runs, with the changes in `overrides`, as new trials; return these
-    runs' ids.
+def queue_extensions(sweep: SweepDir, status: SweepState, count: int, overrides: Sequence[str]) -> list[str]:
+    """Queue further training of the runs of the `count` best trials, with the changes in `overrides`, as new trials;
+    return the runs' ids, the best first.
 
     Raise BadInput or Refused, without queueing anything, if that is impossible.
     """

@@ -148,8 +148,9 @@ def sweep_of_trial(run: str, path: Path) -> str | None:
 
 
 def find_sweep(ref: str) -> SweepDir:
-    """Return the sweep with this id or unique beginning of an id, or the newest for `last`; raise NoSuchRun if there is
-    none.
+    """Return the sweep with this id or unique beginning of an id, or the newest for `last`.
+
+    Raise NoSuchRun if there is none, and BadInput if several ids begin so.
     """
     known = known_sweeps()
     if not known:

@@ -37,7 +37,8 @@ svg{{max-width:100%;height:auto}}</style><h1>{title}</h1>
 
 
 def importances(sweep: SweepDir) -> dict[str, float]:
-    """Return the share of the result that each option explains; the shares add up to 1.
+    """Return the share of the differences between results that each option explains, by the option's name; the shares
+    add up to 1.
 
     The result is empty if there are too few trials.
     """
@@ -46,9 +47,11 @@ def importances(sweep: SweepDir) -> dict[str, float]:
 
 
 def draw(sweep: SweepDir, out: Path, kinds: Sequence[str] = KINDS) -> list[str]:
-    """Write a page with these kinds of pictures, or a single one as .png, .svg or .pdf.
+    """Write pictures into the file `out`: those of `kinds` in one page if its name ends in .html, else a single one as
+    .png, .svg or .pdf.
 
-    Return a line for each picture that was left out. Raise BadInput if nothing can be drawn, or matplotlib is missing.
+    Return a line for each picture that was left out. Raise BadInput if nothing can be drawn, if a file for a single
+    picture is given several kinds, or if matplotlib is missing.
     """
     study = _study(sweep)
     if _complete(study) < _FEWEST:
@@ -97,7 +100,10 @@ def _importances(study: "Study") -> dict[str, float]:
 
 
 def _drawn(study: "Study", kinds: Sequence[str], form: str, out: Path) -> tuple[dict[str, bytes], list[str]]:
-    """Return (the pictures by kind, as files of the format `form`; a line for each that was left out)."""
+    """Return (the pictures by kind, as files of the format `form`; a line for each that was left out).
+
+    Raise BadInput, which names the file `out`, if matplotlib is missing or cannot write the format.
+    """
     try:
         import matplotlib as mpl  # late: an optional package, and slow to import
 
@@ -136,7 +142,9 @@ def _bars(plt: Any, told: Mapping[str, float]) -> None:
 
 
 def _saved(plt: Any, form: str, out: Path) -> bytes:
-    """Return the current figure as a file of this format; raise BadInput if matplotlib cannot write it."""
+    """Return the current figure as bytes in this format; raise BadInput, which names the file `out`, if matplotlib
+    cannot write it.
+    """
     written = io.BytesIO()
     try:
         plt.gcf().savefig(written, format=form, bbox_inches="tight", metadata={"Date": None} if form == "svg" else {})

@@ -116,7 +116,8 @@ def _without_fixed(space: Mapping[str, Dimension], file: Path, overrides: tuple[
     """Return the space to search, in which a condition on an option that the spec in `file` or an override fixes is
     resolved.
 
-    An option whose condition does not hold is left out.
+    An option whose condition does not hold is left out. Raise BadInput for a condition on an option that is set
+    nowhere.
     """
     found: dict[str, Dimension] = {}
     text = file.read_text()
@@ -138,6 +139,8 @@ def _tried(
 ) -> Request:
     """Return the request of a first trial, after checking every value that an option may have as the spec's reader
     would.
+
+    Raise BadInput if the spec is invalid with one of them.
     """
     first = dict(points[0]) if points else {}
     root = Path(spec.project.path)
@@ -191,7 +194,10 @@ class Sweep:
 
     @classmethod
     def get(cls, ref: str) -> "Sweep":
-        """Return the sweep with this id or unique beginning of an id, or the newest for `last`."""
+        """Return the sweep with this id or unique beginning of an id, or the newest for `last`.
+
+        Raise NoSuchRun if there is none, and BadInput if several ids begin so.
+        """
         found = find_sweep(ref)
         return cls(found.id, found.path)
 
@@ -215,7 +221,8 @@ class Sweep:
         return max(complete, key=lambda one: (sign * (one.value or 0.0), -one.number), default=None)
 
     def importances(self) -> dict[str, float]:
-        """Return the share of the result that each option explains; the shares add up to 1.
+        """Return the share of the differences between results that each option explains, by the option's name; the
+        shares add up to 1.
 
         The result is empty if there are too few trials.
         """
@@ -224,7 +231,8 @@ class Sweep:
         return importances(self._folder)
 
     def plot(self, out: str | Path, kinds: Sequence[str] = ()) -> list[str]:
-        """Write pictures of the sweep: a page (.html), or a single picture; return a line for each that was left out.
+        """Write pictures of the sweep into the file `out`: a page (.html), or a single picture; return a line for each
+        that was left out.
 
         Kinds are history, parallel, slice and importance; by default, all are drawn.
         """
@@ -240,7 +248,7 @@ class Sweep:
     def stop(self) -> SweepState:
         """Have all trials save and stop; return the state once they have.
 
-        `resume` continues them from their checkpoints.
+        `resume` continues them from their checkpoints. Raise Refused if the sweep has ended or was stopped before.
         """
         if self.status().state in ("succeeded", "failed", "stopped"):
             raise Refused(f"{self.id} is {self.status().state}: there is nothing to stop")
@@ -274,15 +282,16 @@ class Sweep:
         return wanted
 
     def extend(self, best: int, overrides: Sequence[str]) -> list[str]:
-        """Train the `best` trials further, from their checkpoints, with these changes; return the ids of their runs.
+        """Train the runs of the `best` best trials further, from their checkpoints, with the changes in `overrides`;
+        return the runs' ids.
 
         Each becomes one more trial with the same options and the same run; trials that have not started yet wait for
-        them.
+        them. Raise BadInput or Refused, without queueing anything, if that is impossible.
         """
-        from launcher.apps.sweeps.extending import chosen  # late: Optuna takes a second, and reading specs a tenth
+        from launcher.apps.sweeps.extending import queue_extensions  # late: Optuna takes a second
 
         with locked(self.path / ".wanted-lock", wait=True):
-            runs = chosen(self._folder, self.status(), best, overrides)
+            runs = queue_extensions(self._folder, self.status(), best, overrides)
             write_record(self._folder.wanted, Wanted(self.trials_wanted() + best))
         if self.status().state in ("succeeded", "lost"):
             self._conduct()
@@ -319,7 +328,7 @@ class Sweep:
 def sweep(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Sweep:
     """Start a sweep on the cluster `on`, and return once a process conducts it.
 
-    The spec is a file, or its content as for submit().
+    The spec is a path, or its content as for submit(). Raise BadInput if the sweep cannot work.
     """
     with as_files([spec]) as ([file], roots):
         folder = begin(file, on=on, overrides=tuple(overrides), root=roots.get(file))

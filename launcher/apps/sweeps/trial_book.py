@@ -267,7 +267,8 @@ def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | 
 
 
 def enqueue_extensions(sweep: SweepDir, trials: Sequence[tuple[TrialNote, int]], overrides: Sequence[str]) -> None:
-    """Queue trials that train runs further with `overrides`; each is given with the attempt to follow.
+    """Queue trials that train the runs of `trials` further with `overrides`; each is given with the number of its run's
+    newest attempt, after which the run is to be resumed.
 
     A conductor may be running meanwhile.
     """
@@ -293,7 +294,7 @@ def mend(journal: Path) -> None:
 
 
 def forget_dead_lock(journal: Path) -> None:
-    """Remove the journal's lock if a killed conductor has left it: a live one is held for less than seconds."""
+    """Remove the journal's lock if it is so old that a killed conductor must have left it."""
     lock = journal.with_name(f"{journal.name}.lock")
     with contextlib.suppress(FileNotFoundError):
         if time.time() - lock.lstat().st_mtime > _STALE_S:

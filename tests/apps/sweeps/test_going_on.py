@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from optuna.trial import TrialState
 
 from launcher.apps.sweeps.decide import Rung
-from launcher.apps.sweeps.extending import best_runs, chosen
+from launcher.apps.sweeps.extending import best_runs, queue_extensions
 from launcher.apps.sweeps.folder import SweepDir, SweepRecord, SweepState, TrialNote, Wanted
 from launcher.apps.sweeps.points import grid
 from launcher.apps.sweeps.trial_book import TrialBook, enqueue_extensions
@@ -172,7 +172,9 @@ def test_what_cannot_be_trained_further_is_noted_nowhere(tmp_path, count, words,
     write_record(found.record, SweepRecord("rungs-abcd", str(project), "local", (), options, 7, (), None, 0.0))
     status = SweepState("succeeded", "", (TrialNote(0, "complete", "r0", {"run.args.x": 0}, 0.5),), 0.0)
     with pytest.raises(BadInput, match=said):
-        chosen(found, status, count, words)
+        queue_extensions(found, status, count, words)
     assert not found.journal.exists()
     with pytest.raises(Refused, match="no further trial begins: 5 trials have failed"):
-        chosen(found, replace(status, state="failed", message="5 trials have failed"), 1, ["run.args.steps=20"])
+        queue_extensions(
+            found, replace(status, state="failed", message="5 trials have failed"), 1, ["run.args.steps=20"]
+        )

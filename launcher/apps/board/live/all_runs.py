@@ -51,13 +51,13 @@ class SeenRun:
     run: api.Run
     status: RunStatus
     files: tuple[str, ...]  # the records that are watched for changes: its state and its labels
-    seen: tuple[int, ...]  # their times of change, taken before they were read
+    seen: tuple[int, ...]  # the files' times of change, taken before they were read
     about: About  # without secrets
     secrets: tuple[str, ...]  # that must be removed from everything that is shown of it
     group: RunGroup | None  # None: it belongs to none
     figures: Figures = field(default_factory=Figures)
     drawn: int = -1  # how many bytes of metrics `figures` were made from
-    changed: tuple[int, ...] = ()  # their times of change when they were last looked at
+    changed: tuple[int, ...] = ()  # the files' times of change when they were last looked at
     read_at: float = float("-inf")  # by the reader's own clock
 
     @classmethod
@@ -68,7 +68,7 @@ class SeenRun:
             one, status, _files_of(one), seen, about, secrets, group_of(one.id, one.path, about.tags), changed=seen
         )
 
-    def is_other(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether a record of the run has changed since the run was read."""
         self.changed = _changed(self.files)
         return self.changed != self.seen
@@ -118,7 +118,9 @@ class AllRuns:
         return known.status if known is not None else None
 
     def secrets(self, run_id: str) -> tuple[str, ...]:
-        """Return the secrets that must be removed from everything that is shown of the run."""
+        """Return the secrets that must be removed from everything that is shown of the run; an empty tuple for an
+        unknown run.
+        """
         known = self._known.get(run_id)
         return known.secrets if known is not None else ()
 
@@ -135,9 +137,9 @@ class AllRuns:
         status, kind = api.status_so_far(one)
         return SeenRun.of(one, _being_queried(status) if kind else status, seen)
 
-    def bring(self, run_id: str) -> None:
-        """Fetch, in a thread, the files that the run's ranks wrote on other machines; a page that shows the run needs
-        them.
+    def fetch_files(self, run_id: str) -> None:
+        """Start to fetch, in a thread, the files that the run's ranks wrote on other machines, for a page that shows
+        the run; do nothing if that was done a moment ago.
         """
         known = self._known.get(run_id)
         key = f"files of {run_id}"
@@ -158,8 +160,9 @@ class AllRuns:
             self._asked[key] = self._threads.submit(renewed)
 
     def look(self) -> RowChanges:
-        """Return the rows that have changed since the last call; of many runs the first calls read a part each, until
-        `complete`.
+        """Read the runs that may have changed, and return the rows that have changed since the last call.
+
+        At most a thousand runs are read for the first time by one call; `complete` is True once all were.
         """
         runs = self._listed.now()
         gone = [run_id for run_id in self._known if run_id not in runs]
@@ -172,7 +175,7 @@ class AllRuns:
         self._met &= runs.keys()
         new = [run_id for run_id in runs if run_id not in self._met]
         self._met |= {*new[:_NEW_AT_ONCE]}
-        self._take([*self._answered(), *self._read_due(self._due(runs))])
+        self._store([*self._answered(), *self._read_due(self._due(runs))])
         self.complete = self.complete or len(new) <= _NEW_AT_ONCE
         return self._changes(gone)
 
@@ -195,11 +198,11 @@ class AllRuns:
         """
         now = self._clock()
         known = [self._known[run_id] for run_id in self._going]
-        due = [one for one in known if one.is_other() or now - one.read_at >= _SILENT_S]
+        due = [one for one in known if one.has_changed() or now - one.read_at >= _SILENT_S]
         if now - self._looked_at_ended >= _ENDED_S:
             self._looked_at_ended = now
             ended = (one for run_id, one in self._known.items() if run_id not in self._going)
-            due += [one for one in ended if one.is_other()]
+            due += [one for one in ended if one.has_changed()]
         for one in due:
             one.read_at = now
         new = (one for run_id, one in runs.items() if run_id in self._met and run_id not in self._known)
@@ -257,16 +260,18 @@ class AllRuns:
                 found += zip(runs, asked.result(), strict=True)
         return [_Looked(one, status, self._known[one.id].changed) for one, status in found if one.id in self._known]
 
-    def _take(self, found: Sequence[_Looked]) -> None:
-        """Store runs that were read; an error with one is logged, and does not affect others."""
+    def _store(self, found: Sequence[_Looked]) -> None:
+        """Store runs that were read; an error with one is logged, and does not affect others. A run whose folder is
+        gone is left out.
+        """
         for looked in found:
             one, status, _ = looked
             if status.submitted_at <= 0 and status.state == "unknown" and not one.path.exists():
                 continue  # its folder was taken away behind our back
             with logged_errors(one.id):
-                self._take_one(*looked)
+                self._store_one(*looked)
 
-    def _take_one(self, one: api.Run, status: RunStatus, changed: tuple[int, ...]) -> None:
+    def _store_one(self, one: api.Run, status: RunStatus, changed: tuple[int, ...]) -> None:
         """Store a run that was read; its labels are read again if they have changed."""
         known = self._known.get(one.id)
         if known is None:

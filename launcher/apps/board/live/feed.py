@@ -336,7 +336,7 @@ class Feed:
         status, row = self.runs.status(run_id), self.runs.rows.get(run_id)
         if status is None or row is None:
             return
-        self.runs.bring(run_id)
+        self.runs.fetch_files(run_id)
         if run_id not in self._watched:
             self._watched[run_id] = WatchedRun(api.run(run_id), self._measured)
         with contextlib.suppress(OSError):  # its folder may be taken away meanwhile
@@ -344,5 +344,5 @@ class Feed:
 
 
 def _event(name: str, what: object) -> bytes:
-    """Return the bytes of a server-sent event called `name`."""
+    """Return the bytes of a server-sent event called `name`, whose data is `what` as JSON."""
     return b"event: " + name.encode() + b"\ndata: " + encode(what) + b"\n\n"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def logged_errors(run_id: str) -> Iterator[None]:
-    """Log an error that is raised in the body, which reads one run, and suppress it."""
+    """Log and suppress any Exception that is raised in the body, which reads the run `run_id`."""
     try:
         yield
     except Exception:

@@ -56,8 +56,8 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
     """
 
     by: By  # steps or times
-    start: float | None  # the range of steps or times
-    end: float | None
+    start: float | None  # the first step or time in the curves; None: they are empty
+    end: float | None  # the last one; None: they are empty
     exact: bool
     names: list[str]  # all metrics of the run
     curves: dict[str, ExactCurve | PixelCurve]
@@ -67,7 +67,8 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
 def curves(
     run: MeasuredRun, names: Sequence[str], window: CurveWindow, *, glimpse: bool = False, first: int = _FIRST
 ) -> Curves:
-    """Return the curves of the metrics in `names`, or of the first `first` metrics if `names` is empty.
+    """Return the curves of the metrics in `names`, or of the first `first` metrics if `names` is empty; unknown names
+    are left out.
 
     `glimpse` marks them as made from a sample of the points.
     """

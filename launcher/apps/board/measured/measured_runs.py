@@ -28,7 +28,9 @@ class _Kept:
 
 
 def _key(one: api.Run) -> str:
-    """Return a key that differs for each run, and for each side role or lone rank of a run."""
+    """Return a key that differs for each run, and for each part of a run with a folder of its own, such as another
+    role.
+    """
     return str(one.id) if one.path.name == one.id else f"{one.id}/{one.path.name}"
 
 
@@ -48,7 +50,8 @@ class MeasuredRuns:
 
     @contextmanager
     def glimpsed(self, one: api.Run) -> Iterator[MeasuredRun | None]:
-        """Yield a sample of a run's metrics, or None if they have been read or are read quickly.
+        """Yield a sample of a run's metrics, or None if all of them are in memory, their files are shorter than
+        `limits.long_bytes`, or the sample is empty.
 
         Threads that read whole runs pause meanwhile, because Python's threads share one interpreter.
         """
@@ -66,9 +69,9 @@ class MeasuredRuns:
             self._count_glimpses(-1)
 
     def read_ahead(self, one: api.Run) -> None:
-        """Read a run's metrics before a page requests them, unless that takes long.
+        """Read a run's metrics before a page requests them, unless their files are longer than `limits.long_bytes`.
 
-        For a run with many, a page shows a sample first.
+        Of longer ones a page shows a sample first.
         """
         if size(RunDir(one.path)) < self.limits.long_bytes:
             with self.renewed(one):

@@ -1,6 +1,6 @@
-"""Read a run's metrics incrementally as its files grow, so that no line is read twice. Reports of the agents and the
-trainer's own files are read, start by start: a start of the ranks makes earlier values of the steps that it repeats
-invalid.
+"""Read a run's metrics incrementally as its files grow, so that no line is read twice. Two sources are read: reports of
+the agents, and the files that the trainer writes itself. They are read start by start: a start of the ranks, known by
+its attempt and generation, makes earlier values of the steps that it repeats invalid.
 """
 
 import heapq
@@ -198,7 +198,7 @@ class MeasuredRun:
     def points(self, name: str) -> Iterator[tuple[int, float, float]]:
         """Yield (step, Unix time, value) of each point in order; the time is 0 if it is not known.
 
-        If both have a step, the trainer's own value is yielded and not the reported one.
+        For a step with a value in the agents' reports and another in the trainer's files, the trainer's is yielded.
         """
         in_reports, written = name in self._reported.columns, name in self._written.columns
         if not written:
@@ -209,7 +209,7 @@ class MeasuredRun:
     def column(self, name: str) -> "tuple[array[int], array[float], array[float]] | None":
         """Return (steps, times, values) as the arrays in memory.
 
-        Return None if the metric has values from two sources, or not for every step.
+        Return None if the metric has no value, values from two sources, or not a value for every step.
         """
         tables = [one for one in (self._reported, self._written) if name in one.columns]
         if len(tables) != 1 or tables[0].columns[name].count(MISSING) or not tables[0].steps:
@@ -276,9 +276,10 @@ class MeasuredRun:
         return self._files[path.name]
 
     def _is_new(self, which: int, key: _Key, *, again: bool) -> bool:
-        """Return whether the start `key` comes after all that were read from source `which` (0: reports, 1: trainer).
+        """Return whether the start `key`, (attempt, generation), comes after all that were read from source `which` (0:
+        the agents' reports, 1: the trainer's files).
 
-        Raise _Late if it comes before one, unless `again`.
+        Raise _Late if it comes before one of them, unless `again`.
         """
         newest = self._newest.get(which, (-1, 0))
         if key < newest and not again:

@@ -91,7 +91,7 @@ def test_a_run_of_which_all_is_known_here_is_not_read_because_a_page_is_at_it(ho
     runs.look()
     read = []
     monkeypatch.setattr(api, "read_facts", read.append)
-    runs.bring("job-aaaa")
+    runs.fetch_files("job-aaaa")
     assert read == []
 
 
