@@ -93,7 +93,7 @@ class Run:
         """
         lost = self.replacement()
         return merged_logs(
-            RunDir(self.path), ranks=ranks, follow=follow, renew=lambda: lost.shown(self.renew()).state.ended,
+            RunDir(self.path), ranks=ranks, follow=follow, renew=lambda: lost.poll(self.renew()).state.ended,
             choice=choice,
         )  # fmt: skip
 
@@ -208,7 +208,7 @@ class Run:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         lost = self.replacement()
-        while not (status := lost.shown(self.status(fresh_s=WATCH_S))).state.ended:
+        while not (status := lost.poll(self.status(fresh_s=WATCH_S))).state.ended:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.id} is still {status.state} after {timeout_s:g} s")
             time.sleep(WAIT_STEP_S)
@@ -304,7 +304,7 @@ class Run:
         run = RunDir(self.path)
         shape = Shape(dtype, model, most_bytes_per_file, overwrite)
         wish = exporting.Wish(Path(target), shape, step, best)
-        exporting.look_at(wish)
+        exporting.refuse_impossible(wish)
         place = _place_of(newest(run))
         there = place is not None and place.remote
         if (there and step is None) or (not exporting.is_here(run, step) and (there or stored.has_store(run))):
@@ -970,7 +970,7 @@ def wait_any(runs_: Sequence[Run], timeout_s: float | None = None) -> Run:
     lost = [one.replacement() for one in runs_]
     while True:
         for one, status, replacement in zip(runs_, statuses(runs_, WATCH_S), lost, strict=True):
-            if replacement.shown(status).state.ended:
+            if replacement.poll(status).state.ended:
                 return one
         if deadline is not None and time.monotonic() >= deadline:
             raise TimeoutError(f"none of {len(runs_)} runs has ended after {timeout_s:g} s")

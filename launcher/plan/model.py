@@ -1,4 +1,7 @@
-"""Define the plan: all that is decided before anything starts, written once as plan.json and read by every agent."""
+"""Define the plan: all that is decided before anything starts, written once as plan.json and read by every agent. A run
+of several programs has a role for each, with a plan of its own; the plan of one role, the main one if there is one,
+contains those of the others, the side roles.
+"""
 
 import msgspec
 
@@ -36,11 +39,11 @@ class NodePlan(msgspec.Struct, frozen=True):
 
 
 class AwaitedRun(msgspec.Struct, frozen=True):
-    """A run that must start, succeed, end or reach `step` first, as `until` says (see Predecessor)."""
+    """A run that must start, succeed, end or reach `step` before another one may start, as `until` says."""
 
     run_id: RunId
     run_dir: str  # absolute
-    until: str  # as in Predecessor
+    until: str  # as in Predecessor of launcher.spec.model
     step: int = 0
 
 

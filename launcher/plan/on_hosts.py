@@ -1,5 +1,6 @@
 """Adapt a plan to the hosts that a run has got: which nodes are on which, what is needed of each, and who votes. An SSH
-pool without a shared disk elects its leader: half of the hosts that opened an attempt have to be together.
+pool without a shared disk elects its leader: half of the hosts that opened an attempt have to be together. A run of
+several programs has a role for each; side roles are those beside the main one.
 """
 
 from collections.abc import Callable, Sequence

@@ -60,7 +60,9 @@ def devices_of(plan: Plan) -> int:
 
 
 def with_devices(plan: Plan, devices: tuple[str, ...]) -> Plan:
-    """Return the plan with the GPUs `devices` divided in order among its nodes and then its side roles."""
+    """Return the plan with the GPUs `devices` divided in order among its nodes and then those of the plans in
+    `plan.roles`.
+    """
     each = plan.gpus_per_node
     roles, left = [], devices[each * plan.nodes_max :]
     for role in plan.roles:

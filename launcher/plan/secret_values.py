@@ -26,7 +26,11 @@ def credentials_in(environ: Mapping[str, str], secrets: Collection[str]) -> tupl
 
 
 def without_secrets(text: str, secrets: Collection[str]) -> str:
-    """Return the text without the values in `secrets`; the longest is removed first, as one may be part of another."""
+    """Return the text with `(secret)` in place of each of the values in `secrets`; the longest is replaced first, as
+    one may be part of another.
+
+    Values that are too short to be secrets are left as they are.
+    """
     for one in sorted((secret for secret in secrets if len(secret) >= _LEAST), key=len, reverse=True):
         text = text.replace(one, "(secret)")
     return text

@@ -60,8 +60,8 @@ class Kept:
     """
 
     steps: tuple[int, ...]  # that a start can load, oldest first
-    best: int
-    set_aside: int
+    best: int  # how many were selected by a monitored value
+    set_aside: int  # how many a start has found damaged and renamed
 
 
 def by_script(step: int) -> str:
@@ -123,10 +123,10 @@ def checkpoint_folder(run: RunDir) -> Path:
 
 
 def checkpoint_folders(run: RunDir) -> list[Path]:
-    """Return the run's checkpoint directory and, if the workdir is in the frozen code, the directory of that name in
-    it.
+    """Return the run's checkpoint directory and, if the workdir is in the frozen code, the directory of the same name
+    in the workdir.
 
-    A script that calls `Checkpointer("checkpoints")` itself saves in the latter.
+    A script that calls `Checkpointer("checkpoints")` itself saves in the workdir.
     """
     plan = _plan(run)
     beside = Path(plan.workdir, plan.spec.checkpoint.dir)

@@ -41,8 +41,8 @@ class CodeComparison(msgspec.Struct, frozen=True):
 
 class Comparison(msgspec.Struct, frozen=True):
     """The comparison of several runs, as `launch compare --json` prints it: all results and metrics, and of everything
-    else the differences. Each row has a value for every run in order; `unnoted` are the runs whose environment is not
-    recorded here.
+    else the differences. Each row has a value for every run in order. If the packages of some runs are not recorded on
+    this machine, those runs are in `unnoted`, and `packages` is empty.
     """
 
     runs: tuple[str, ...]

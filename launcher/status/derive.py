@@ -1,6 +1,7 @@
 """Derive a run's status from the facts that were read about it: one pure, total function without clock or disk. No
 failure is inferred from a file's age. In the functions below, `own` is the state that the run's coordinator recorded
-last, or None if it recorded none in the newest attempt.
+last, or None if it recorded none in the newest attempt. A run of several programs has a role for each; a side role is
+one beside its main role, with records of its own.
 """
 
 import dataclasses
@@ -67,12 +68,12 @@ class RunStatus(msgspec.Struct, frozen=True):
     fingerprint: str | None  # of the final state, as the trainer reported it
     nodes: tuple[NodeState, ...]
     ranks: tuple[RankState, ...]
-    failure: Failure | None
+    failure: Failure | None  # the last one in this attempt; None: none, or the run has succeeded
     message: str  # why it is in its state
     submitted_at: float
     started_at: float | None
     ended_at: float | None
-    as_of: float | None  # set if the status may be out of date: when it was last known to hold
+    as_of: float | None  # Unix time when it was last known to hold, if it may be out of date; else None
     run_dir: str
     next: str  # the command to use next, or ""
     job: str | None = None  # its id in the batch system

@@ -1,6 +1,6 @@
 """Read a run's records and check which of its processes are alive. The order of reading makes sure that a run that has
 just ended is not taken for a lost one. For a finished run one file is read, and one check made that no newer attempt
-exists.
+exists. A run of several programs has a role for each; a side role is one beside its main role, with records of its own.
 
 Attempts are numbered without gaps: if `state.json` records an end and the next attempt's folder does not exist, the end
 is final.
@@ -221,7 +221,7 @@ class _Look:
         return None
 
     def at_attempt(self, attempt: AttemptDir) -> RunFacts:
-        """Return the facts about the run, given its newest attempt."""
+        """Return the facts about the run whose newest attempt is `attempt`."""
         intent = self.read(attempt.intent, Intent)
         handle = self.read(attempt.handle, Handle)
         supervisor = handle.supervisor if handle is not None else self.read(attempt.started, ProcessId)
@@ -264,7 +264,8 @@ class _Look:
     def _living(
         self, attempt: AttemptDir, handle: Handle | None, supervisor: ProcessId | None, intent: Intent | None
     ) -> tuple[Living, bool | None]:
-        """Return (which processes of the attempt are alive, whether the process that opened it is).
+        """Return (which processes of the attempt are alive, whether the process that opened it is), judging by its
+        records: its `handle`, its `supervisor` and its `intent`, of which each is None if it does not exist.
 
         Each value is None if this machine cannot check.
         """
@@ -290,8 +291,9 @@ class _Look:
     def _tagged(self, owner: ProcessId | None) -> tuple[int, ...]:
         """Return the pids on this machine that have the run's tag in their environment.
 
-        They may include a supervisor that has not registered yet. The result is empty if `owner` was on another
-        machine, or before a reboot.
+        They may include a supervisor that has not registered yet. `owner` is the supervisor or, if none is recorded,
+        the process that opened the attempt; the result is empty if that was on another machine, before a reboot, or is
+        not known.
         """
         if owner is None or owner.boot_id != boot_id():
             return ()  # another machine's, or nothing of it survived the reboot

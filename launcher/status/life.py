@@ -99,10 +99,10 @@ def life_of(events: Sequence[Event], until: float, step: int | None = None) -> L
     `step` is its newest step by then, or None.
     """
     with_steps = step is not None or any(event.step is not None for event in events)
-    strip = _Strip(with_steps=with_steps)
+    timeline = _Timeline(with_steps=with_steps)
     for event in events:
-        strip.take(event)
-    stretches = strip.ended(until, step)
+        timeline.extend(event)
+    stretches = timeline.stretches(until, step)
     segments = tuple(_segments(stretches))
     seconds = {kind: fsum(one.until - one.since for one in segments if one.kind is kind) for kind in Doing}
     counted_s = fsum(one.until - one.since for one in stretches if one.counts)
@@ -157,7 +157,7 @@ class _Stretch:
         return self.kind is not Doing.IDLE and not (self.kind is Doing.WAITING and self.asked)
 
 
-class _Strip:
+class _Timeline:
     """A timeline that is built from events in order. Its time never goes backward, even if clocks do."""
 
     def __init__(self, *, with_steps: bool) -> None:
@@ -169,7 +169,7 @@ class _Strip:
         self._goes_on_from = 0  # the checkpoint that was the newest then
         self._newest: int | None = None  # step that was known when the last generation ended
 
-    def take(self, event: Event) -> None:
+    def extend(self, event: Event) -> None:
         """Extend the timeline by one event."""
         if not self._stretches:
             self._enter(Doing.WAITING, event.at, event)
@@ -182,7 +182,7 @@ class _Strip:
             case "submitted" | "resumed":
                 self._asked = True
                 self._enter(Doing.WAITING, event.at, event)
-            case "agent_joined" if self._awaits_agents(event):
+            case "agent_joined" if self._begins_start(event):
                 self._enter(self._getting_ready, event.at, event)
             case "generation_opened":
                 if self._now.kind is Doing.TRAINING:  # others join: nothing has failed, nor asked for it
@@ -205,9 +205,11 @@ class _Strip:
                 pass
         self._heard_at = max(self._heard_at, event.at)
 
-    def ended(self, until: float, step: int | None) -> list[_Stretch]:
-        """Return all stretches up to `until`, at which the run's newest step was `step` (None: none was reported); the
-        time after the end of a run that was not resumed is left out.
+    def stretches(self, until: float, step: int | None) -> list[_Stretch]:
+        """End the timeline at `until`, when the run's newest step was `step` (None: none was reported), and return all
+        its stretches.
+
+        The time after the end of a run that was not resumed is left out.
         """
         if not self._stretches:
             return []
@@ -228,9 +230,9 @@ class _Strip:
         """The activity while ranks start: STARTING if a user asked for the start, else RECOVERING."""
         return Doing.STARTING if self._asked else Doing.RECOVERING
 
-    def _awaits_agents(self, event: Event) -> bool:
-        """Return whether the event, an agent that joined, begins a start: the attempt is new or has not had a
-        generation.
+    def _begins_start(self, event: Event) -> bool:
+        """Return whether the event, which tells that an agent has joined, begins a start of ranks: no generation of its
+        attempt was opened yet.
 
         Agents that join while a run waits to regroup begin none.
         """

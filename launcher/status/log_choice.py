@@ -39,7 +39,7 @@ class LogChoice:
 def begin_at(log: Path, choice: LogChoice) -> tuple[int, int]:
     """Return (the offset at which to begin to read the file, how many of the `choice.last` wanted lines follow it).
 
-    The number is 0 if `choice.last` is None.
+    The number is 0 if `choice.last` is None. Return (0, 0) if the file does not exist.
     """
     with open_log(log) as fd:
         if fd is None:

@@ -113,7 +113,7 @@ def merged_logs(
     """Yield the merged log as it is now or, with `follow`, as it grows until the run has ended.
 
     `renew` fetches logs from other machines, and returns whether the run has ended; by default only the run's folder is
-    read. Only lines of `ranks`, or those that `choice` selects, are yielded.
+    read. Only lines that `choice` selects are yielded or, without it, those of `ranks` (None: all).
     """
     reader = LogReader(run, ranks, choice=choice)
     ask = renew or (lambda: derive(read_facts(run.path)).state.ended)
@@ -125,8 +125,9 @@ def merged_logs(
 
 
 class LogReader:
-    """A reader of a run's log that continues where the last call stopped. `clock` gives a time to new lines for which
-    none is recorded.
+    """A reader of a run's log that continues where the last call stopped. `clock` gives a time to lines that are new
+    since the last call and for which none is recorded. Only lines that `choice` selects are read or, without it, those
+    of `ranks` (None: all).
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class LogReader:
         """Return whether a generation (`key`: attempt, generation) is so new that the nodes of its ranks may not be
         recorded yet.
 
-        Each call is counted; after a few it returns False.
+        Each call is counted; after `_PATIENCE` calls for a generation it returns False.
         """
         if key[1] == 0 or self._waited[key] >= _PATIENCE or self._placement.knows(*key):
             return False

@@ -33,7 +33,7 @@ class Family:
 def exposition_now(statuses: Sequence[RunStatus], now: float) -> str:
     """Return the OpenMetrics text for all runs.
 
-    All runs are counted, but only active and recently ended ones get series of their own.
+    All runs are counted, but only those that are active at `now`, or ended in the hour before, get series of their own.
     """
     since = now - _LATELY_S
     shown = [one for one in statuses if not one.state.ended or (one.ended_at or one.submitted_at) >= since]

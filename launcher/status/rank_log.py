@@ -53,8 +53,10 @@ def read_notes(log: Path) -> Iterator[tuple[int, float]]:
 
 
 def _offset_in_times(times: Path, offset: int) -> int:
-    """Return an offset in the file `times` from which on every line about log bytes after `offset` is read; a line
-    tells how long the log was at a time.
+    """Return an offset in the file `times`, near its end if possible, that precedes every line about log bytes after
+    `offset`.
+
+    Each line of `times` tells how long the log was at a time.
     """
     with open_log(times) as fd:
         start = size = os.fstat(fd).st_size if fd is not None else 0

@@ -128,7 +128,8 @@ def newest_reported(run: RunDir, attempt: int) -> int:
 
 
 def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]]:
-    """Yield (step, {metric: value}) once for each step as it is written.
+    """Yield (step, {metric: value}) once for each step as it is written, waiting for steps until no more will be
+    written.
 
     `over` is called before each read, and returns whether no more will be written.
     """

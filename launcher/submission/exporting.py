@@ -44,7 +44,7 @@ class Exported(msgspec.Struct, frozen=True):
     passed_over: tuple[str, ...] = ()  # newer checkpoints that are damaged, and how
 
 
-def look_at(wish: Wish) -> None:
+def refuse_impossible(wish: Wish) -> None:
     """Raise BadInput if the request contradicts itself or its target cannot be written, and Refused if the target
     exists.
     """
@@ -64,7 +64,7 @@ def export(run: RunDir, wish: Wish) -> Exported:
     A damaged newest checkpoint is skipped for the next. Raise Refused if there is no such checkpoint, and LaunchError
     with exit code 6 if all are damaged.
     """
-    look_at(wish)
+    refuse_impossible(wish)
     passed_over: list[str] = []
     for one in _candidates(run, wish):
         try:

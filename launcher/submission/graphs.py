@@ -82,7 +82,10 @@ def steps_to_fetch(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
 def _problems(
     step: str, other: str, word: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (reason, hint) if `step` could not read the output `word` of the step `other` where it runs."""
+    """Yield (reason, hint) if `step` could not read the output `word` of the step `other` where it runs.
+
+    `needs` has the steps that each step needs directly, and `wishes` the request of each step.
+    """
     mine, theirs = wishes[step], wishes[other]
     if mine.on == theirs.on:
         yield from _disk_problems(step, needs, wishes)
@@ -99,9 +102,11 @@ def _problems(
 def _disk_problems(
     step: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (reason, hint) if a step on hosts with separate disks may not run on the host that has the needed files.
+    """Yield (reason, hint) if a step may not run on the host that has the needed files, because each host has a disk of
+    its own.
 
-    It can only if all steps that it needs have one node, and begin with one step, on whose host the others then run.
+    A step runs on the host of the steps that it needs if each of them has one node, and only one of them needs none
+    itself. `needs` has the steps that each step needs directly, and `wishes` the request of each step.
     """
     if not wishes[step].cluster.machine(wishes[step].spec).disks_apart:
         return

@@ -101,7 +101,8 @@ def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) 
 def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
     """Start runs that were submitted on another machine on the cluster `on`, and return their ids and folders.
 
-    `choose` is called with the ids and folders before anything of the runs is written.
+    `choose` is called with the ids and folders before anything of the runs is written, so that the caller can record
+    them.
     """
     asked = [partial(read_request, one.file, on=on, overrides=one.overrides, shipped=one) for one in specs]
     wishes = zip(all_or_none(asked), specs, strict=True)
@@ -111,7 +112,8 @@ def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened]
 def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lambda _: None) -> list[tuple[RunId, Path]]:
     """Start a run for each request, in as few jobs as the cluster allows, and return their ids and folders.
 
-    `choose` is called with the ids and folders of each job before anything is written; it may raise an error.
+    `choose` is called with the ids and folders of each job before anything is written, so that the caller can record
+    them; it may raise an error.
     """
     opened = list[tuple[RunId, Path]]()
     groups = _together(wishes)

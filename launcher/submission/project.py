@@ -67,7 +67,7 @@ def marked_above(folder: Path) -> Path | None:
     return next((one for one in folders if (one / ".git").exists() or (one / "pyproject.toml").exists()), None)
 
 
-def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Sequence[str]) -> Project:
+def facts_of_code(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Sequence[str]) -> Project:
     """Return the facts about the code that a plan needs, such as what it imports.
 
     `root` is the project, `python` the interpreter of the ranks, and `folders` are those from which the project's own

@@ -36,18 +36,18 @@ from launcher.run.records import ANEW, Event, Gone
 from launcher.spec.model import JobSpec
 from launcher.submission.call_there import SCRIPT
 from launcher.submission.opening import counted
-from launcher.submission.project import ProjectCode, code_of, look_at
+from launcher.submission.project import ProjectCode, code_of, facts_of_code
 from launcher.submission.requests import (
     Defaults,
     Request,
     ShippedRun,
-    checked,
     code_of_roles,
     plan_of,
     python_problems,
     read_with_defaults,
     refuse,
     refuse_roles,
+    spec_problems,
     waiting,
 )
 from launcher.supervisor.handover import give_up
@@ -73,10 +73,10 @@ def reopen(
     """Open a new attempt of a run whose attempt `after` has ended, and start it.
 
     Code and spec are the frozen ones, changed by `overrides`; with `renew` the code is the project's present one. With
-    `anew` the run may start from nothing if no checkpoint is complete. Without `on` it runs on its cluster as this was
-    configured then, with `on` on that cluster as configured now. `defaults` are the cluster's options on another
-    machine that resumes the run. `unlisted` are hosts that count as gone without a user's word: because of them alone
-    the run never starts from nothing.
+    `anew`, or if a user has declared a host of the run gone, the run may start from nothing if no checkpoint is
+    complete. Without `on` it runs on its cluster as this was configured then, with `on` on that cluster as configured
+    now. `defaults` are the cluster's options on another machine that resumes the run. `unlisted` are hosts that were
+    declared gone by the launcher and not by a user.
     """
     _check_code_is_here(run, after)
     before = read_plan(run, after)
@@ -85,7 +85,7 @@ def reopen(
     wish = _next_request(run, before, _place(before, on, defaults), overrides, renew=renew)
     plan = _next_plan(wish, run, before, renew=renew)
     was = of_kind(before.cluster_kind)
-    _bring_newest(run, was, moves=was.kind != wish.cluster.kind, anew=anew)
+    _fetch_newest(run, was, moves=was.kind != wish.cluster.kind, anew=anew)
     prepared = wish.cluster.prepare(plan)
     try:
         attempt, _ = new_attempt(run, wish.on, "resume", None, plan, kind=wish.cluster.kind, after=after)
@@ -116,10 +116,12 @@ def _check_code_is_here(run: RunDir, after: int) -> None:
         raise BadInput(f"{run.path}: other users own it or can write to it: the code in it may be theirs", hint)
 
 
-def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
-    """Fetch the state from which the run continues from its machines, or else from its object store.
+def _fetch_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
+    """Fetch the state from which the run continues: from `was`, the place of its last attempt, or else from its object
+    store.
 
     `moves`: the run continues on another cluster. `anew`: it may start from nothing, so that the store is not needed.
+    Raise LaunchError if the state cannot be fetched and the store has none either.
     """
     if was.remote and not moves:
         return
@@ -170,7 +172,7 @@ def _next_request(
     if spec.run.python != before.spec.run.python:
         python = interpreter(spec, Path(before.project), os.environ)
     found = _code_for(run, spec, python, before, renew=renew)
-    project = look_at(spec, found.listed.root, found.listed, python, found.own_folders)
+    project = facts_of_code(spec, found.listed.root, found.listed, python, found.own_folders)
     awaited, unknown = awaited_by(spec.queue.after)
     refuse_roles(run.spec, spec, where)
     wish = Request(
@@ -190,7 +192,7 @@ def _next_plan(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Plan
     Raise BadInput with all problems if the spec cannot run on the cluster.
     """
     machine, code = wish.cluster.machine(wish.spec), wish.code
-    problems = checked(wish, machine, ())
+    problems = spec_problems(wish, machine, ())
     refuse(run.spec, [*problems, *python_problems(wish.python, machine, wish.spec)])
     unfrozen = plan_of(wish, before.run_id, run.path, before.submitted_at)
     if before.umask is not None:

@@ -59,8 +59,9 @@ class Replacement:
         self._next = 0.0
         self._why = ""
 
-    def shown(self, status: RunStatus) -> RunStatus:
-        """Return the status, after resuming the run if it has ended for lack of hosts and others are named by now.
+    def poll(self, status: RunStatus) -> RunStatus:
+        """Resume the run if it has ended for lack of hosts and others are named by now; return the status to show to
+        the user.
 
         While others may still come, the state is `queued`: for `recovery.gone_after`, and as often as
         `recovery.node_lost` allows restarts.

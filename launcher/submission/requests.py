@@ -31,7 +31,7 @@ from launcher.spec.fields import JOB, with_plugins
 from launcher.spec.kinds.queueing import moment
 from launcher.spec.model import JobSpec
 from launcher.spec.read import position, read_spec
-from launcher.submission.project import ProjectCode, code_of, live_imports, look_at, project_of
+from launcher.submission.project import ProjectCode, code_of, facts_of_code, live_imports, project_of
 from launcher.supervisor.notify.record import Notifying
 from launcher.supervisor.notify.settings import notifying_of
 from launcher.supervisor.waiting import awaited_by, ended_as
@@ -110,11 +110,11 @@ def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -
     root = project_of(file) if root is None else root
     python = interpreter(spec, root, os.environ)
     code = code_of(root, spec, python, frozen=False)
-    project = look_at(spec, root, code.listed, python, code.own_folders)
+    project = facts_of_code(spec, root, code.listed, python, code.own_folders)
     elsewhere = bool(spec.ssh.hosts or spec.login.node)
     problems = [] if spec.roles else check_code(spec, project, own_python=elsewhere)
     for name, one in role_specs(spec).items():
-        seen = look_at(one, root, code.listed, python, code.own_folders)
+        seen = facts_of_code(one, root, code.listed, python, code.own_folders)
         found = check_code(one, seen, own_python=elsewhere)
         problems += [Misfit(f"roles.{name}.{each.key}", each.reason, each.hint) for each in found]
     refuse(file, problems)
@@ -158,7 +158,7 @@ def read_request(
     root = shipped.root if shipped is not None else project_of(file) if root is None else root
     python = interpreter(spec, root, os.environ)
     code = frozen or code_of(root, spec, python, frozen=shipped is not None, beside=beside)
-    project = replace(look_at(spec, code.listed.root, code.listed, python, code.own_folders), path=str(root))
+    project = replace(facts_of_code(spec, code.listed.root, code.listed, python, code.own_folders), path=str(root))
     live = live_imports(project, code) if shipped is None else []
     notifying = notifying_of(spec.notify, file, root, os.environ) if shipped is None else shipped.notifying
     wish = Request(
@@ -179,7 +179,7 @@ def check_on_cluster(wish: Request) -> Request:
     Raise BadInput with all problems if it does not.
     """
     machine = wish.cluster.machine(wish.spec)
-    problems = checked(wish, machine, _unset(wish))
+    problems = spec_problems(wish, machine, _unset(wish))
     awaited, unknown = awaited_by(wish.spec.queue.after)
     wish, waits = waiting(replace(wish, awaited=awaited))
     problems += [*python_problems(wish.python, machine, wish.spec), *waits, *unknown]
@@ -189,7 +189,7 @@ def check_on_cluster(wish: Request) -> Request:
     return wish
 
 
-def checked(wish: Request, machine: Machine, unset: Collection[str]) -> list[Misfit]:
+def spec_problems(wish: Request, machine: Machine, unset: Collection[str]) -> list[Misfit]:
     """Return every problem of the request's spec, or of its roles, on a cluster whose nodes are as `machine` says;
     `unset` are secrets without a value.
     """
@@ -201,7 +201,7 @@ def checked(wish: Request, machine: Machine, unset: Collection[str]) -> list[Mis
 def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> dict[str, Project]:
     """Return {role: the facts about its code}, or an empty dict for a run of one program."""
     return {
-        name: replace(look_at(one, code.listed.root, code.listed, python, code.own_folders), path=str(root))
+        name: replace(facts_of_code(one, code.listed.root, code.listed, python, code.own_folders), path=str(root))
         for name, one in role_specs(spec).items()
     }
 
@@ -238,7 +238,7 @@ def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
 def _are_going_on(awaited: Sequence[AwaitedRun], keys: Sequence[str]) -> bool:
     """Return whether none of the awaited runs has ended.
 
-    `keys` select them by their place in queue.after.
+    `keys` select those that count: `queue.after.0` is the first of `awaited`, `queue.after` stands for all.
     """
     return all(
         ended_as(one) is None for index, one in enumerate(awaited) if {f"queue.after.{index}", "queue.after"} & {*keys}
@@ -340,7 +340,9 @@ def store_problems(machine: Machine, spec: JobSpec) -> list[Misfit]:
 
 
 def _unset(wish: Request) -> Collection[str]:
-    """Return the names of secrets without a value; a spec from another machine comes with the values of its own."""
+    """Return the names of secrets without a value on this machine; none for a spec that another machine sent, since the
+    values came with it.
+    """
     return unset_secrets(wish.spec, Path(wish.project.path), os.environ) if wish.shipped is None else ()
 
 

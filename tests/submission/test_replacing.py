@@ -39,7 +39,7 @@ def watch(folder):
     status = derive(read_facts(folder.path))
 
     def show(state, cause=None):
-        return wait.shown(replace(status, state=state, cause=cause, message="ended")), resumed
+        return wait.poll(replace(status, state=state, cause=cause, message="ended")), resumed
 
     return show
 

@@ -55,7 +55,7 @@ def _show(run: Run, choice: LogChoice, footer: "Footer") -> RunStatus:
     reader, restarts = LogReader(RunDir(run.path), choice=choice), RestartReader(RunDir(run.path), late=choice.is_late)
     prefix, lost = Prefix(sys.stdout), run.replacement()
     while True:
-        status = lost.shown(run.renew())  # before the log is read, so that the last read misses nothing
+        status = lost.poll(run.renew())  # before the log is read, so that the last read misses nothing
         restarts.read()
         for text in with_restarts(reader.read(final=status.state.ended), restarts, prefix):
             footer.clear()

@@ -12,7 +12,7 @@ from run_folder import plan_of
 from launcher.node.environment import node_environment
 from launcher.run.code.freezing import freeze
 from launcher.spec.model import JobSpec, RunOptions
-from launcher.submission.project import code_of, live_imports, look_at
+from launcher.submission.project import code_of, facts_of_code, live_imports
 
 SPEC = JobSpec("job", RunOptions(script="scripts/train.py"))
 
@@ -24,7 +24,7 @@ def layout(request, tmp_path):
 
 def looked_at(layout, spec=SPEC):
     code = code_of(layout.project, spec, str(layout.python), frozen=False)
-    project = look_at(spec, layout.project, code.listed, str(layout.python), code.own_folders)
+    project = facts_of_code(spec, layout.project, code.listed, str(layout.python), code.own_folders)
     return code, project
 
 
