@@ -1,4 +1,5 @@
-"""Graphs from Python: several runs of one file, of which some need others. The command line is built on this module.
+"""Graphs from Python: several runs of one file, of which some need others. The command line is built on this module. An
+override, such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
 
 import launcher
 

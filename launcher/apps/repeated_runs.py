@@ -1,5 +1,5 @@
-"""Make several runs of one spec, or of an earlier run with its code: to be killed for a proof, or measured for
-scaling.
+"""Make several runs of one spec, or of an earlier run with its code: to be killed for a proof, or measured for scaling.
+An override, such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
 """
 
 import re

@@ -180,7 +180,7 @@ def _in_code(spec: JobSpec, path: str) -> str:
 
 
 def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePlan, ...]:
-    """Return the nodes and spares.
+    """Return `nodes` nodes and `spares` spares, with `gpus` GPUs each.
 
     They are unnamed if the cluster chooses machines later; if this machine plays all nodes, each has a loopback address
     and its GPUs.

@@ -1,4 +1,6 @@
-"""Find the Python that runs ranks, and whether it has a module, by looking at files; it is never run."""
+"""Find the Python that runs ranks, and whether it has a module, by looking at files; it is never run. Below, `python`
+is the path of an interpreter, and `environ` the environment variables with which it will run.
+"""
 
 import contextlib
 import os
@@ -28,8 +30,8 @@ _DEBIANS = "apport_python_hook"  # its sitecustomize reports crashes
 
 
 def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str:
-    """Return the Python that runs ranks: the spec's, else the active environment's, the project's .venv, or
-    this one.
+    """Return the path of the Python that runs ranks: the spec's, else that of the active virtual environment, else the
+    one in the `.venv` of the folder `project`, else this process's own.
     """
     named = spec.run.python
     if named is not None:

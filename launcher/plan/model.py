@@ -77,8 +77,8 @@ class Plan(msgspec.Struct, frozen=True):
     entry: RankCommand
     setup: str | None  # shell code that runs first on each node; None: none
     nodes: tuple[NodePlan, ...]
-    nodes_min: int
-    nodes_max: int
+    nodes_min: int  # with fewer nodes than this no generation starts
+    nodes_max: int  # more nodes than this are spares
     ranks_per_node: int
     cpus_per_rank: int
     gpus_per_node: int

@@ -37,7 +37,9 @@ def without_secrets(text: str, secrets: Collection[str]) -> str:
 
 
 def unset_secrets(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the spec's secrets that have no value on this machine."""
+    """Return the names of the spec's secrets that have no value on this machine: neither in `environ` nor in a file,
+    whose path is relative to `project`.
+    """
     return [one.name for one in spec.secrets if not is_set(one, project, environ)]
 
 
@@ -49,7 +51,8 @@ def is_set(secret: Secret, folder: Path, environ: Mapping[str, str]) -> bool:
 def read_secret_values(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return {name: value} of all secrets of the spec, to be written to the one file for them (mode 0600).
 
-    Raise BadInput if one cannot be read.
+    Values come from `environ` or from files, whose paths are relative to `project`. Raise BadInput if one cannot be
+    read.
     """
     return {secret.name: read_secret(secret, project, environ, "secrets") for secret in spec.secrets}
 

@@ -82,7 +82,8 @@ def labels(run: RunDir) -> Labels:
 def argument(args: Sequence[str], name: str) -> str | None:
     """Return the value of an option of a program: `0.1` for `--lr 0.1` or `--lr=0.1`, `true` for a bare `--lr`.
 
-    Return None if it is absent. If it is given twice, the last value counts.
+    `name` is without its dashes, and `_` in it is the same as `-`. Return None if the option is absent. If it is given
+    twice, the last value counts.
     """
     wanted = name.replace("_", "-")
     given = options_in(args).items()

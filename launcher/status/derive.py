@@ -341,7 +341,7 @@ def _last_seen(answer: ClusterAnswer, own: RunState | None) -> str:
 
 
 def local_time(at: float) -> str:
-    """Return a Unix time as date and time in this machine's time zone."""
+    """Return a Unix time as date and time in this machine's time zone, such as `2026-01-31 12:00:00`."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 

@@ -202,8 +202,10 @@ class LogReader:
                 yield key, folder
 
     def _files(self, key: tuple[int, int], folder: Path) -> Iterator[tuple[int, Path]]:
-        """Yield (rank, path) of each log file in a folder that may have wanted lines; for setup logs the number is the
-        node.
+        """Yield (number, path) of each log file in a folder that may have wanted lines; `key` is the folder's (attempt,
+        generation).
+
+        The number is that of the rank or, for setup logs, of the node.
         """
         for file in _entries(folder):
             number = parse_log_file(file.name)
@@ -227,7 +229,7 @@ class LogReader:
         return True
 
     def _lines(self, key: tuple[int, int], final: bool, seen_at: float | None) -> Iterator[LogLine]:
-        """Yield the new lines of one generation by time and rank.
+        """Yield the new lines of one generation (`key`: attempt, generation) by time and rank.
 
         With `final`, unfinished lines are yielded too; `seen_at` is the Unix time of lines for which none is recorded
         (None: they have none).
@@ -257,7 +259,9 @@ class LogReader:
         self._newest = max(self._open, default=self._newest)
 
     def _wanted(self, key: tuple[int, int], number: int) -> bool:
-        """Return whether lines of the file `number` are wanted: a rank or, in a setup folder, a node."""
+        """Return whether lines of the file `number` in the log folder of `key`, (attempt, generation), are wanted; the
+        number is that of a rank or, in a setup folder, of a node.
+        """
         ranks, nodes = self._choice.ranks, self._choice.nodes
         if nodes is not None:
             node = self._placement.node(*key, number) if key[1] else number

@@ -42,9 +42,9 @@ class _Line(msgspec.Struct):
 
     generation: int | None = None
     step: int = 0
-    at: float = 0.0
+    at: float = 0.0  # Unix time
     rank: int = 0
-    values: dict[str, float | str] = {}
+    values: dict[str, float | str] = {}  # by metric; a number that JSON lacks is a text, such as NaN
     left_out: int = 0  # how many reports of the same metrics before it were not stored
 
 

@@ -23,10 +23,10 @@ class NotPlain(Exception):
 
 
 def main(module: str, name: str, folders: list[str], python: tuple[int, int]) -> None:
-    """Call the function as this rank; write what it returns (rank 0 only), or write and raise its exception.
+    """Call the function as this rank. Write what it returns (rank 0 only), or write its exception and raise it again.
 
-    It is imported as `name` from `module`. If `module` is "", it was pickled with its arguments, by a Python of version
-    `python`. `folders` are added to the import path.
+    The function is `name` in the module `module`. If `module` is "", it was pickled with its arguments, by a Python of
+    version `python`. `folders`, relative to this file, are added to the import path.
     """
     rank = int(os.environ.get("RANK", "0"))
     path = os.path.join(HERE, RESULTS, f"rank-{rank:05d}.pkl")
@@ -51,8 +51,8 @@ def main(module: str, name: str, folders: list[str], python: tuple[int, int]) ->
 def loaded(module: str, python: tuple[int, int]) -> Any:
     """Return (function, positional arguments, keyword arguments) from the file of arguments.
 
-    The function is None if it is to be imported from `module`. Raise RuntimeError if it was pickled by another version
-    of Python.
+    The function is None if it is to be imported from `module`. If `module` is "", it was pickled by a Python of version
+    `python`; raise RuntimeError if this process has another version.
     """
     if not module and sys.version_info[:2] != python:
         here, there = (f"{major}.{minor}" for major, minor in (sys.version_info[:2], python))
@@ -121,7 +121,9 @@ def dumped(value: Any) -> bytes:
 
 
 def write(path: str, found: dict[str, Any]) -> None:
-    """Write a result, with the attempt and generation, to a file by one rename, so that no reader sees a part of it."""
+    """Write the result `found`, with the attempt and generation, to the file `path` by one rename, so that no reader
+    sees a part of it.
+    """
     when = {name.lower(): int(os.environ.get(f"LAUNCH_{name}", "0")) for name in ("ATTEMPT", "GENERATION")}
     with open(f"{path}.draft", "wb") as file:
         pickle.dump({**when, "at": time.time(), **found}, file, protocol=4)

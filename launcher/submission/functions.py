@@ -253,7 +253,8 @@ def _folders(project: Path) -> list[str]:
 def _pickled(call: Call, module: str, project: Path) -> tuple[bytes, bool]:
     """Return (the pickled arguments, whether ranks need cloudpickle to load them).
 
-    The function is pickled with them if `module` is "", so that ranks cannot import it.
+    The function is pickled with them if `module` is "", so that ranks cannot import it. Raise BadInput if they cannot
+    be pickled.
     """
     name, home = _short(call.function), sys.modules.get(call.function.__module__)
     try:
@@ -293,7 +294,8 @@ def _cloudpickle() -> dict[str, Path]:
 def _script(function: Callable[..., Any], module: str, folders: Sequence[str]) -> str:
     """Return the script that ranks run to call the function.
 
-    It contains imports that are never run; they show what the function needs, so that torch is preloaded.
+    It imports the function from `module` ("": the function was pickled), with `folders` of the code on its import path.
+    It contains further imports that are never run; they show what the function needs, so that torch is preloaded.
     """
     there = Path(call_there.__file__).read_text(encoding="utf-8")
     used = getattr(inspect.unwrap(function), "__globals__", {}).values()

@@ -1,6 +1,7 @@
 """Start a run for each step of a file with `steps:`, a graph. All steps are checked; then the graph's folder is created
 by one rename; then each step's run is created, which waits for those that the step needs. A run's id follows from its
-step's name, so that after a kill any process can start the missing runs, once each.
+step's name, so that after a kill any process can start the missing runs, once each. An override, such as
+`run.args.lr=0.1`, sets one option of the spec, as `--set` does.
 """
 
 import os
@@ -250,7 +251,12 @@ def _start(graph: GraphDir, record: GraphRecord, step: GraphStep, code: ProjectC
 
 @contextmanager
 def _checked(file: Path, on: str, overrides: tuple[str, ...], root: Path | None) -> Iterator[_Checked]:
-    """Yield the graph with a checked request for each step; the requests' temporary files are deleted on exit."""
+    """Yield the graph in `file` with a checked request for each step; the requests' temporary files are deleted on
+    exit.
+
+    Steps that name no cluster run on `on`. The project is `root`, or by default that of the file. Raise BadInput with
+    all problems.
+    """
     graph = graph_in(file, overrides)
     root = project_of(file) if root is None else root
     with _step_files(graph, file, root, on) as (graph_id, files):
@@ -266,8 +272,8 @@ def _checked(file: Path, on: str, overrides: tuple[str, ...], root: Path | None)
 def _step_files(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Iterator[tuple[RunId, dict[str, Path]]]:
     """Write each step's spec to a temporary file; yield (a free id for the graph, {step: its file}).
 
-    Problems in these files are reported at their place in `file`. `on` is the cluster where steps run, or None if it is
-    not known.
+    Problems in these files are reported at their place in `file`. `root` is the project, and `on` the cluster of steps
+    that name none, or None if it is not known.
     """
     runs = registry.runs_root(root)
     graph_id = new_run_id(graph.name, partial(_is_taken, graph, runs))

@@ -1,5 +1,6 @@
 """Turn requests into runs. After all checks, each run's folder is written under a temporary name and renamed; from the
-rename on the run exists. Its supervisor boots meanwhile, and begins once the folder is there.
+rename on the run exists. Its supervisor boots meanwhile, and begins once the folder is there. An override, such as
+`run.args.lr=0.1`, sets one option of the spec, as `--set` does.
 
 read spec ─ facts ─ check ─► supervisor boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go
 """
@@ -61,7 +62,7 @@ def open_runs(
     roots: Mapping[Path, Path] = MappingProxyType({}),
     beside: Mapping[str, Path] = MappingProxyType({}),
 ) -> list[tuple[RunId, Path]]:
-    """Start one run of each file or, unless `repeat` is None, so many of each; return their ids and folders.
+    """Start one run of each file or, unless `repeat` is None, `repeat` runs of each; return their ids and folders.
 
     Everything is checked before any run is created. Runs that the cluster `on` can take as one job become one. An error
     after some were created names them (`LaunchError.runs`). `roots` are the projects of files that are not in their
@@ -233,10 +234,11 @@ def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
 
 
 def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], submit_token: str, batch: Path | None) -> None:
-    """Create all of these runs or none: write each under a temporary name, then rename them.
+    """Create all of these runs in `root`, the folder of runs, or none: write each under a temporary name, then rename
+    them.
 
-    `submit_token` is the unique name by which their job is found on the cluster, and `batch` the folder of the job
-    array that they form (None: one run).
+    `plans` has the plan of each request in `group`. `submit_token` is the unique name by which their job is found on
+    the cluster, and `batch` the folder of the job array that they form (None: one run).
     """
     folders = [drafts.new_draft(root) for _ in plans]
     runs = [(plan.run_id, Path(plan.run_dir)) for plan in plans]
@@ -319,7 +321,9 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, submit_token: str, batc
 
 
 def _is_copied_later(wish: Request) -> bool:
-    """Return whether the run has so many files of code that they are copied from the store only after submit."""
+    """Return whether the run has more files of code than the cluster takes at submit, so that they are copied from the
+    store only afterwards.
+    """
     most = wish.cluster.most_files_at_once
     return most is not None and len(wish.code.files) > most
 

@@ -1,4 +1,6 @@
-"""Start a run that predicts with another run's frozen code, arguments and one of its checkpoints."""
+"""Start a run that predicts with another run's frozen code, arguments and one of its checkpoints. An override, such as
+`run.args.lr=0.1`, sets one option of the spec, as `--set` does.
+"""
 
 import json
 import posixpath

@@ -102,7 +102,10 @@ def facts_of_code(spec: JobSpec, root: Path, code: CodeList, python: str, folder
 def _missing(
     spec: JobSpec, root: Path, files: Collection[str], imported: Sequence[SureImport], python: str
 ) -> tuple[Misfit, ...]:
-    """Return a problem for each imported module that neither the interpreter `python` nor the project in `root` has."""
+    """Return a problem for each imported module that neither the interpreter `python` nor the project in `root` has.
+
+    `files` are the paths of the project's frozen files, and `imported` the imports in them that surely happen.
+    """
     own = {part.partition(".")[0] for path in files for part in path.split("/")} | _OURS
     tops = {one: one.module.partition(".")[0] for one in imported}
     foreign = [one for one, top in tops.items() if top not in own and not top.startswith("_")]
@@ -149,6 +152,9 @@ def _may_have(spec: JobSpec, module: str, python: str) -> bool:
 
 
 def _module_file(module: str, folders: Sequence[str], files: Collection[str]) -> str | None:
-    """Return the path of a module's file in the code, or None if the code does not have it."""
+    """Return the path of a module's file in the code, or None if the code does not have it.
+
+    `folders` are those that are searched for the module, and `files` the code's files, all relative to the code.
+    """
     bases = [os.path.normpath(os.path.join(folder, module.replace(".", "/"))) for folder in folders]
     return next((path for base in bases for path in (f"{base}.py", f"{base}/__main__.py") if path in files), None)

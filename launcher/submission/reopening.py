@@ -1,4 +1,6 @@
-"""Open a new attempt of a run that has ended: on the same cluster or another, with the same or newer code."""
+"""Open a new attempt of a run that has ended: on the same cluster or another, with the same or newer code. An override,
+such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
+"""
 
 import os
 import time

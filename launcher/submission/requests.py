@@ -1,4 +1,6 @@
-"""Read a request for a run, and check all that can be checked before the run exists."""
+"""Read a request for a run, and check all that can be checked before the run exists. An override, such as
+`run.args.lr=0.1`, sets one option of the spec, as `--set` does.
+"""
 
 import os
 import time
@@ -123,7 +125,10 @@ def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -
 
 
 def misspelt_arguments(spec: JobSpec, root: Path, files: Collection[str]) -> list[Misfit]:
-    """Return a problem for each option in `run.args` that resembles one of the script's, but is not one."""
+    """Return a problem for each option in `run.args` that resembles one of the script's, but is not one.
+
+    The list is empty if the script is not among `files`, the paths of the code in the project `root`.
+    """
     script = os.path.normpath(os.path.join(spec.run.workdir, spec.run.script or ""))
     if spec.run.script is None or script not in files or not spec.run.args:
         return []

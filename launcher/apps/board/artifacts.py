@@ -92,7 +92,9 @@ def read_artifact(run: RunDir, name: str) -> bytes:
 
 
 def _content_of(file: int) -> bytes:
-    """Return the content of an open file, cut after `_MOST_BYTES` bytes, because the file may grow while it is read."""
+    """Return the content of the open file with the descriptor `file`, cut after `_MOST_BYTES` bytes, because the file
+    may grow while it is read.
+    """
     parts, left = list[bytes](), _MOST_BYTES
     while left and (part := os.read(file, left)):
         parts.append(part)

@@ -43,7 +43,8 @@ _POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; 
 def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
     """Write the page as files into a folder, and return the file to open in a browser.
 
-    An earlier export is overwritten. Raise Refused if the folder has anything else in it.
+    An earlier export is overwritten. Raise Refused if the folder has anything else in it, and BadInput for no runs or
+    too many.
     """
     _refuse_number(runs)
     _check(folder)
@@ -53,7 +54,7 @@ def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
 def export_report(runs: Sequence[api.Run], file: Path) -> Path:
     """Write the page as one file, and return its path; with several runs it opens with their comparison.
 
-    Raise Refused if the file cannot be written.
+    Raise Refused if the file cannot be written, and BadInput for no runs or too many.
     """
     _refuse_number(runs)
     try:
@@ -77,7 +78,9 @@ def _refuse_number(runs: Sequence[api.Run]) -> None:
 
 
 def _text_of(runs: Sequence[api.Run]) -> str:
-    """Return, as JSON without secrets, the server's answers to all requests that the page can make about the runs."""
+    """Fetch the runs' newest state from their clusters, as far as these answer, and return, as JSON without secrets,
+    the server's answers to all requests that the page can make about the runs.
+    """
     for one in runs:
         with contextlib.suppress(LaunchError):  # what is here can be shown without what is elsewhere
             one.renew()
@@ -106,9 +109,10 @@ def _check(folder: Path) -> None:
 def _answers(
     runs: Sequence[api.Run], statuses: Sequence[RunStatus], secrets: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (path of a request, its answer) for all requests that the page can make.
+    """Yield (path of a request, its answer) for all requests that the page can make about `runs`, whose present status
+    is in `statuses`.
 
-    Secrets are removed from texts before these are cut short.
+    `secrets` are removed from texts before these are cut short.
     """
     now, rows = time.time(), list[BoardRow]()
     for one, status in zip(runs, statuses, strict=True):

@@ -21,7 +21,7 @@ _LONGEST = 2000  # characters of a headline, a note or an argument that somebody
 class LastValue(msgspec.Struct, frozen=True):
     """The newest value of a metric and its step, shown at the end of its curve."""
 
-    name: str
+    name: str  # of the metric
     value: Number
     step: int
 

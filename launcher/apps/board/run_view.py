@@ -40,7 +40,7 @@ class BoardRank(msgspec.Struct, frozen=True):
     rank: int
     node: int
     pid: int | None
-    state: str
+    state: str  # starting, running, stopping, done, failed
     step: int | None
     behind: int  # steps, compared with most ranks
     straggler: bool
@@ -56,9 +56,9 @@ class BoardNode(msgspec.Struct, frozen=True):
     """A node of the run; `load` is what its machine uses now, or None if that is not sampled."""
 
     node: int
-    host: str
-    address: str
-    state: str
+    host: str  # the cluster's name of the machine, or ""
+    address: str  # at which other nodes reach it
+    state: str  # waiting, up, spare, drained, unknown, lost, unfit; left, if the run has ended
     ranks: tuple[int, ...]  # numbers of the ranks on it
     load: NodeLoad | None
 

@@ -108,7 +108,9 @@ def compared_states(
 
 
 def _between(step: int, undisturbed: Mapping[int, Path], disturbed: Mapping[int, Path]) -> Differences:
-    """Return the differences between the two checkpoints of a step."""
+    """Return the differences between the two checkpoints of step `step`; `undisturbed` and `disturbed` have each run's
+    checkpoints by step.
+    """
     return differences(Entry("step", step, undisturbed[step]), Entry("step", step, disturbed[step]))
 
 

@@ -91,7 +91,7 @@ def _causes(evidence: Evidence) -> Iterator[str]:
 
 
 def _lost_by_a_resume(step: int, between: int, alike: int) -> str:
-    """Return a sentence on which kind of state a restart has lost.
+    """Return a sentence on which kind of state a restart has lost; `step` is the first step that differs.
 
     `between` is the number of steps from the restart to the first difference, and `alike` how many of these could be
     compared and are equal.
@@ -135,7 +135,7 @@ def _never_the_same(evidence: Evidence) -> Iterator[str]:
 
 
 def _is_rounding(first: Departure) -> bool:
-    """Return whether the two values differ so little that rounding explains it."""
+    """Return whether the two values differ by at most a ten-thousandth, which a sum in another order explains."""
     size = max(abs(first.undisturbed), abs(first.disturbed))
     return 0 < abs(first.undisturbed - first.disturbed) <= _ROUNDING * size
 

@@ -214,7 +214,9 @@ class _Proving:
     once_more: list[FinishedRun | None] = field(default_factory=list)  # empty until the second undisturbed run is made
 
     def carry_out(self, modes: dict[str, Mode], *, keep: bool) -> Proof:
-        """Make all runs of the proof, and return the result; the runs of an exact proof are removed, unless `keep`."""
+        """Make all runs of the proof, one with kills in each of `modes` (by name), and return the result; the runs of
+        an exact proof are removed, unless `keep`.
+        """
         began = time.monotonic()
         alone, run = self._undisturbed("alone")
         steps = alone.status.step or 0

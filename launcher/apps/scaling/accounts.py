@@ -139,8 +139,8 @@ def _ranks(point: ScaledRun) -> str:
 
 
 def unsteady(points: Sequence[ScaledRun]) -> list[str]:
-    """Return a warning if the speed varied much within a training, which makes all results uncertain; else an empty
-    list.
+    """Return a warning if the speed varied by more than 30 % of its median within a training, which makes all
+    results uncertain; else an empty list.
     """
     some = {
         f"{point.strategy}, {point.scaling}, {_ranks(point)} ({rate.low:.4g} to {rate.high:.4g})"
@@ -167,7 +167,9 @@ def advice(points: Sequence[ScaledRun]) -> list[str]:
 
 
 def _advice(point: ScaledRun) -> str:
-    """Return a sentence on what would help at this number of ranks, or "" if little is lost."""
+    """Return a sentence on what would reduce the largest loss at this number of ranks, or "" if even that is a small
+    share of a step.
+    """
     kind = _by_size(point)[0]
     share = point.lost[kind]
     if point.speedup is None or share < 2 * _TOLD:

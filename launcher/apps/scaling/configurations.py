@@ -1,5 +1,5 @@
-"""Choose the trainings that a scaling measurement runs, each as overrides of the spec. Pure. In strong scaling all
-ranks share a fixed batch; in weak scaling each rank's share of the batch is fixed.
+"""Choose the trainings that a scaling measurement runs, each as overrides of the spec, such as `resources.nodes=2`.
+Pure. In strong scaling all ranks share a fixed batch; in weak scaling each rank's share of the batch is fixed.
 """
 
 import math
@@ -80,9 +80,11 @@ class Configuration:
 def configurations(
     ranks: Sequence[int], strategies: Sequence[str], scalings: Sequence[str], resources: Resources, per_node: int | None
 ) -> list[Configuration]:
-    """Return the trainings to measure, fewest ranks first; raise BadInput for ranks that do not fill whole nodes.
+    """Return the trainings to measure: for each strategy, each number of ranks with each scaling, fewest ranks first.
 
-    `per_node` is the ranks on a node, or None for the spec's.
+    With the fewest ranks only the first scaling is measured, because all are the same there. `per_node` is the ranks on
+    a node, or None for the spec's. Raise BadInput for ranks that do not fill whole nodes, or are too many for a
+    strategy of one process.
     """
     found = list[Configuration]()
     for strategy in strategies:

@@ -46,10 +46,10 @@ class Observed:
 class Fit:
     """A fit of the model: times in seconds, none negative, and whether its all-reduce runs along a tree."""
 
-    serial: float
-    divided: float
-    latency: float
-    transfer: float
+    serial: float  # independent of the number of ranks
+    divided: float  # on one rank; divided by the number of ranks
+    latency: float  # of one hop of the all-reduce
+    transfer: float  # multiplied by 2 (ranks - 1) / ranks
     tree: bool = False
 
     def step(self, ranks: int) -> float:
@@ -152,8 +152,8 @@ def _all_reduce(talks: Sequence[tuple[int, float]], tree: bool, draw: random.Ran
 
 
 def _is_tree(observed: Sequence[Observed]) -> bool | None:
-    """Return whether an all-reduce along a tree fits the measurements better than a ring; None if both fit about as
-    well.
+    """Return whether an all-reduce along a tree fits the measurements better than a ring; None if their squared errors
+    differ by less than `_ALIKE`.
     """
     talks = [(one.ranks, statistics.median(one.steps_s) * statistics.fmean(one.shares or [0.0])) for one in observed]
     ring, tree = (_rows([one for one in talks if one[0] > 1], tree=shape) for shape in (False, True))
@@ -190,7 +190,8 @@ def _off(rows: Sequence[tuple[float, float, float]], a: float, b: float) -> floa
 
 
 def volume_of(strategy: str, one: Configuration, model_bytes: float) -> StepVolume | None:
-    """Return the bytes that a step moves by the strategy's formula.
+    """Return the bytes that a step of the configuration `one` moves by the formula of `strategy`, for parameters of
+    `model_bytes` bytes.
 
     Return None if it moves none, or the strategy has no known formula.
     """

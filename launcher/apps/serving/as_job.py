@@ -1,5 +1,6 @@
 """Serve a run's model in a run of its own on any cluster, with the run's frozen code and a checkpoint that is sent
-along. With `--watch`, the server loads newer checkpoints from the folder where the run saves, if it can read that.
+along. With `--watch`, the server loads newer checkpoints from the folder where the run saves, if it can read that. An
+override, such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
 """
 
 import json

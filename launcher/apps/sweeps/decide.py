@@ -141,7 +141,7 @@ Next = NextTrial | EndSweep | TrialAction
 
 
 def next_actions(trials: Sequence[TrialView], aim: Aim) -> list[Next]:
-    """Return the next actions in order.
+    """Return the next actions in order; an empty list if there is nothing to do but to wait for runs.
 
     At most one trial is created or continued, because that choice may depend on all earlier results.
     """
@@ -187,7 +187,9 @@ def _promoted(trial: TrialView) -> PromoteTrial:
 
 
 def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
-    """Return the reason why no trial may start or continue now, or "" if one may."""
+    """Return the reason why no trial may start or continue now, or "" if one may: the sweep is being stopped, too many
+    trials have failed, or its time is over.
+    """
     failed = sum(one.failed for one in trials)
     if aim.stopping:
         return "it is being stopped"
@@ -229,7 +231,11 @@ def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
 
 
 def _actions_for(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
-    """Yield the next actions for one open trial."""
+    """Yield the next actions for one open trial: start its run, resume it, cancel it, or record its result once it has
+    ended.
+
+    Nothing is yielded while the run goes on undisturbed, or its state is unknown.
+    """
     run, number = trial.run, trial.number
     if run is None:
         if not aim.stopping:
@@ -260,7 +266,9 @@ def _actions_for(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
 
 
 def _actions_if_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
-    """Yield the next actions for a trial whose run was cancelled."""
+    """Yield the next action for a trial whose run was cancelled: resume it if the user ordered that, record it as
+    failed, or nothing while the sweep is being stopped.
+    """
     if aim.reviving:
         yield ReviveTrial(number)
     elif not aim.stopping:

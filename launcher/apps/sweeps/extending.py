@@ -1,4 +1,6 @@
-"""Train the best trials of a sweep further: choose them, and check that it is possible."""
+"""Train the best trials of a sweep further: choose them, and check that it is possible. An override, such as
+`run.args.lr=0.1`, sets one option of the spec, as `--set` does.
+"""
 
 import time
 from collections.abc import Sequence

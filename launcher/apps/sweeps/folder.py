@@ -99,7 +99,7 @@ class SweepState(msgspec.Struct, frozen=True):
     state: str  # running, stopped, succeeded, failed
     message: str  # why it is in its state
     trials: tuple[TrialNote, ...]
-    updated_at: float
+    updated_at: float  # Unix time
 
 
 def conductor_lives(sweep: SweepDir) -> bool | None:

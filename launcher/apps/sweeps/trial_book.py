@@ -123,7 +123,7 @@ class BookedTrial:
     params: Point
     run: str  # "": its values are not chosen yet
     pruned_at: int | None  # the step at which it is to stop early, unless it was told to continue
-    value: float | None
+    value: float | None  # its result, if it is complete
     last_step: int | None  # the newest step with a reported value
     why: str  # the reason why it failed, or ""
     rung: Rung | None = None  # the last one that it has reached

@@ -1,4 +1,6 @@
-"""Start, query, resume and cancel the runs of a sweep's trials; a run's id follows from its trial's number."""
+"""Start, query, resume and cancel the runs of a sweep's trials; a run's id follows from its trial's number. An
+override, such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
+"""
 
 import contextlib
 import math

@@ -193,8 +193,10 @@ class AllRuns:
         return self._changes([])
 
     def _due(self, runs: Mapping[str, api.Run]) -> list[api.Run]:
-        """Return the runs to be read now: new ones, those whose records have changed, and active ones not read for a
-        while.
+        """Return the runs to be read now: new ones, those whose records have changed, and active ones that were not
+        read for `_SILENT_S` seconds.
+
+        Runs that have ended are only looked at every `_ENDED_S` seconds.
         """
         now = self._clock()
         known = [self._known[run_id] for run_id in self._going]
@@ -236,7 +238,7 @@ class AllRuns:
     def _ask(self, kind: str, runs: list[api.Run]) -> None:
         """Query the clusters of one kind about the runs, in a thread.
 
-        Do nothing if such a query is under way or was just made.
+        Do nothing if such a query is under way, or began less than `WATCH_S` seconds ago.
         """
         is_late = self._clock() - self._asked_at.get(kind, float("-inf")) >= api.WATCH_S
         if kind not in self._asked and is_late:
@@ -291,7 +293,11 @@ class AllRuns:
         self._outdated.add(one.id)
 
     def _draw(self, known: SeenRun) -> None:
-        """Read the run's metrics if they have grown enough to change the small curve in its row."""
+        """Read the run's metrics for the small curve in its row if their files have grown by more than 2 % or shrunk
+        or, in a run that has ended, changed at all.
+
+        An ended run with more than `ReadingLimits.row_bytes` of metrics has no small curve.
+        """
         ended = known.status.state.ended
         bytes_now = size(RunDir(known.run.path))
         grown = bytes_now > _GROWN * known.drawn or bytes_now < known.drawn or (ended and bytes_now != known.drawn)

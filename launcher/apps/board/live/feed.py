@@ -190,7 +190,7 @@ class OpenPage:
     def put(self, data: bytes) -> None:
         """Queue data to be sent to the page.
 
-        If too much waits, everything is dropped and the page has to reload.
+        If more than `MOST_HELD_BYTES` would wait, everything is dropped and the page has to reload.
         """
         with self.lock:
             if self.is_behind:

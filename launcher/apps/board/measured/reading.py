@@ -54,9 +54,9 @@ class ReportLine(msgspec.Struct, gc=False):
 
     generation: int | None = None
     step: Step = 0
-    at: float = NO_TIME
+    at: float = NO_TIME  # Unix time
     rank: Annotated[int, msgspec.Meta(ge=0)] = 0
-    values: dict[str, float | str] = {}
+    values: dict[str, float | str] = {}  # by metric; a number that JSON lacks is a text, such as NaN
 
 
 _starts, _step, _rank = attrgetter("generation"), attrgetter("step"), attrgetter("rank")

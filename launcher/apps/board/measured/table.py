@@ -47,7 +47,8 @@ class StepTable:
     ) -> None:
         """Append rows that one rank reported.
 
-        Each column is as long as `steps`, which must come after the table's last step.
+        `at` has the Unix time of each step, and `columns` the values of each metric by its name. All are as long as
+        `steps`, which must come after the table's last step.
         """
         for name in columns:
             self._make(name)
