@@ -100,7 +100,7 @@ def redacted_record(record: T, secrets: Sequence[str]) -> T:
 
 
 def _without(answer: Any, secrets: tuple[str, ...]) -> Any:
-    """Return the value with the secrets removed from all texts in it, keys included."""
+    """Return the value with `(secret)` in place of the secrets in all texts in it, keys included."""
     match answer:
         case str():
             return without_secrets(answer, secrets)

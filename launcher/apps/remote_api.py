@@ -304,7 +304,8 @@ def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dic
 def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alone: bool) -> RunNews:
     """Return what has changed in a run, with at most `most` bytes of its events.
 
-    `is_alone` tells that the answer has no other run, so that events which do not fit would never be sent.
+    `is_alone` tells that the answer has no other run's events so far, so that events which do not fit would never be
+    sent.
     """
     run = RunDir(one.path)
     settled = status.state.ended  # else what follows from the end is on its way

@@ -180,10 +180,10 @@ def _in_code(spec: JobSpec, path: str) -> str:
 
 
 def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePlan, ...]:
-    """Return `nodes` nodes and `spares` spares, with `gpus` GPUs each.
+    """Return the plans of `nodes` nodes and `spares` spares.
 
-    They are unnamed if the cluster chooses machines later; if this machine plays all nodes, each has a loopback address
-    and its GPUs.
+    They are unnamed if the cluster chooses machines later. If this machine plays all nodes, each has a loopback address
+    and `gpus` of the GPUs; a spare has those of the first node.
     """
     if machine.apart:
         return tuple(NodePlan(index, "", spare=index >= nodes, gpus=None) for index in range(nodes + spares))

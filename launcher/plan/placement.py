@@ -47,7 +47,9 @@ def groups_of_node(tp: int, ranks_per_node: int) -> str:
 
 
 def stages_of_ranks(pp: int, ranks: int) -> str:
-    """Return a text such as `ranks 0-3 have the first of 2 stages of layers (pp 2), 4-7 the next`."""
+    """Return a text such as `ranks 0-3 have the first of 2 stages of layers (pp 2), 4-7 the next`, or one that says
+    that `pp` stages do not divide `ranks` ranks.
+    """
     if ranks % pp:
         return f"pp={pp} does not divide {ranks} ranks: there is no such pipeline"
     each = ranks // pp

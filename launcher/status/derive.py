@@ -234,7 +234,9 @@ def duration_s(status: RunStatus, now: float) -> float | None:
 
 
 def exit_code_of(status: RunStatus) -> int:
-    """Return the exit code of the run, with which `launch wait` exits; for a run without one, that of its state."""
+    """Return the exit code of the run, with which `launch wait` exits; for a run without one, 0 if it has succeeded,
+    else that of an error of the launcher.
+    """
     if status.exit_code is not None:
         return status.exit_code
     return Exit.OK if status.state is State.SUCCEEDED else Exit.LAUNCHER_FAULT

@@ -231,8 +231,8 @@ class _Timeline:
         return Doing.STARTING if self._asked else Doing.RECOVERING
 
     def _begins_start(self, event: Event) -> bool:
-        """Return whether the event, which tells that an agent has joined, begins a start of ranks: no generation of its
-        attempt was opened yet.
+        """Return whether the event, which tells that an agent has joined, begins a start of ranks: the run waits or has
+        ended, and no generation of the event's attempt was opened yet.
 
         Agents that join while a run waits to regroup begin none.
         """

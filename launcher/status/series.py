@@ -65,7 +65,7 @@ class Figure:
 
 
 def read_rows(run: RunDir) -> Rows:
-    """Return {step: {metric: value}} in order of steps; `at` is the Unix time of the step, if it is known."""
+    """Return {step: {metric: value}} in order of steps; the entry `at` of a step is its Unix time, if it is known."""
     rows: Rows = {}
     for lines in _reports_by_start(run).values():
         _put(rows, lines)

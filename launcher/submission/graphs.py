@@ -59,7 +59,8 @@ _DISKS_HINT = "`shared: true` is of a pool whose hosts see one disk"
 
 
 def refuse_unreadable_outputs(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
-    """Raise BadInput with each reference to another step's output that the referring step could not read where it runs.
+    """Raise BadInput for a reference to another step's output that the referring step could not read where it runs; the
+    first one found is named.
 
     `wishes` has the request of each step.
     """

@@ -119,8 +119,8 @@ def _missing(
 
 
 def _is_near(root: Path, one: SureImport, top: str) -> bool:
-    """Return whether a file or folder with the name `top`, the first part of the imported module's name, is beside the
-    code in `root`, though not frozen.
+    """Return whether a file or folder with the name `top`, the first part of the imported module's name, is in the
+    project or in any folder above the importing file, though not frozen.
     """
     folders = (root, *(root / one.path).parents)
     return any((folder / top).exists() or (folder / f"{top}.py").exists() for folder in folders)

@@ -122,8 +122,9 @@ def _fetch_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
     """Fetch the state from which the run continues: from `was`, the place of its last attempt, or else from its object
     store.
 
-    `moves`: the run continues on another cluster. `anew`: it may start from nothing, so that the store is not needed.
-    Raise LaunchError if the state cannot be fetched and the store has none either.
+    `moves`: the run continues on another cluster; if it stays on one that stores its files there, nothing is fetched.
+    `anew`: it may start from nothing, so that the store is not needed. Raise LaunchError if the state cannot be fetched
+    and the store has none either.
     """
     if was.remote and not moves:
         return

@@ -228,8 +228,8 @@ def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
     """Return (the request, the problems of its conditions to wait).
 
-    Its `cluster` is replaced by one that waits on this machine if the cluster cannot see a run that it waits for, or
-    cannot limit how many of the runs submitted with it are active.
+    Its `cluster` is replaced by one that waits on this machine if checkpoints have to be fetched here first, or if the
+    cluster cannot see a run that it waits for, or cannot limit how many of the runs submitted with it are active.
     """
     problems = [one for one in queue_problems(wish) if wish.together or one.key != _AT_ONCE]
     unseen = [one.key for one in problems if one.key.startswith("queue.after")]

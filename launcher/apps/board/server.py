@@ -322,7 +322,7 @@ def _runs(question: _Question) -> dict[str, object]:
 
 
 def _compare(question: _Question) -> object:
-    """Return the comparison of the runs that the query names; raise BadInput if it names fewer than two."""
+    """Return the comparison of the runs that the query names; raise BadInput unless it names 2 to 20."""
     refs = _words_in_query(question, "runs")
     if not 2 <= len(refs) <= _MOST_COMPARED:
         raise BadInput(f"runs: expected 2 to {_MOST_COMPARED} runs, got {len(refs)}")

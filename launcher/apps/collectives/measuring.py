@@ -163,7 +163,6 @@ def with_slow(pairs: Sequence[NodePair]) -> tuple[NodePair, ...]:
 
 def _ratio(one: float, other: float) -> float:
     """Return the first number divided by the other, or 0.0 if the other is 0."""
-    """Return the first number divided by the other, or 0.0 if the other is 0."""
     return one / other if other > 0 else 0.0
 
 

@@ -80,7 +80,9 @@ def _over_sizes(title: str, curves: Sequence[Curve], label: Callable[[float], st
 
 
 def _power(value: float, rounded: Callable[[float], int]) -> float:
-    """Return the next power of ten from `value`, up or down as `rounded` rounds."""
+    """Return the next power of ten from `value`, up or down as `rounded` (math.ceil or math.floor) rounds; never
+    `value` itself.
+    """
     power = rounded(math.log10(value))
     if 10.0**power == value:
         power += 1 if rounded is math.ceil else -1

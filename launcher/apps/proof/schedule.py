@@ -28,8 +28,9 @@ def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tup
     """Return one kill, drawn by `seed` and `mode`, in each of `kills` equal stretches of a training of `steps` steps,
     in order.
 
-    If there is room, all come after `saved`, the step of the first checkpoint (0: none), because a training killed
-    before that only starts again. Raise BadInput if there are more kills than steps.
+    The last steps get none, because a rank may have ended before it is hit. If there is room, all kills come after
+    `saved`, the step of the first checkpoint (0: none), because a training killed before that only starts again. Raise
+    BadInput if there are more kills than steps for them.
     """
     last = int(steps * _UNTIL)
     if last < kills:

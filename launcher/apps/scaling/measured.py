@@ -18,7 +18,7 @@ class MeasuredSpeed:
 
     rates: tuple[float, ...]  # samples per second, for each logged line
     steps_s: tuple[float, ...]  # seconds of a step, for each logged line
-    memory_gb: float | None
+    memory_gb: float | None  # of the rank that uses the most; None: not reported
     shares: tuple[Mapping[str, float], ...]  # of a traced step by kind of work, one for each run
     sent: tuple[float, float]  # (bytes, messages) of a step
     model_bytes: float  # of all trained parameters; 0: nothing was traced

@@ -35,8 +35,8 @@ def _row(point: ScaledRun) -> tuple[str, ...]:
 
 
 def volume_rows(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
-    """Return table rows with the bytes of a step by formula and those that traces show, one for each number of
-    ranks.
+    """Return table rows with the bytes of a step by formula and those that traces show, one for each strategy and
+    number of ranks.
     """
     some = {(one.strategy, one.ranks): one for one in reversed(points)}
     return [
@@ -72,7 +72,7 @@ def forecast_rows(forecasts: Sequence[ScalingForecast]) -> list[tuple[str, ...]]
 
 
 def _range(found: Spread | None) -> str:
-    """Return a median with its range as text, or "-" for None."""
+    """Return the range of a number as text, such as `1.2..3.4`, or "-" for None."""
     return _NONE if found is None else f"{found.low:.4g}..{found.high:.4g}"
 
 

@@ -72,7 +72,7 @@ class Aim:
 
     trials: int
     parallel: int
-    failures: int | None
+    failures: int | None  # None: no number of failures ends the sweep
     metric: str  # by which trials are compared
     in_time: bool = True
     stopping: bool = False
@@ -276,7 +276,11 @@ def _actions_if_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
 
 
 def _actions_if_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialAction]:
-    """Yield the next actions for a trial whose run was lost: it is resumed, but not more often than MOST_REVIVALS."""
+    """Yield the next action for a trial whose run was lost: resume it, or record it as failed once it was resumed
+    MOST_REVIVALS times.
+
+    Nothing is resumed while the sweep is being stopped.
+    """
     if run.revivals >= MOST_REVIVALS:
         yield TellTrial(number, why=f"its run was lost {run.revivals + 1} times")
     elif not aim.stopping:

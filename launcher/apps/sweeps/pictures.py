@@ -102,7 +102,7 @@ def _importances(study: "Study") -> dict[str, float]:
 def _drawn(study: "Study", kinds: Sequence[str], form: str, out: Path) -> tuple[dict[str, bytes], list[str]]:
     """Return (the pictures by kind, as files of the format `form`; a line for each that was left out).
 
-    Raise BadInput, which names the file `out`, if matplotlib is missing or cannot write the format.
+    Raise BadInput if matplotlib is missing, or cannot write the format; the message then names the file `out`.
     """
     try:
         import matplotlib as mpl  # late: an optional package, and slow to import

@@ -56,7 +56,7 @@ class Access:
 def is_this_machine(request: HTTPConnection, *names: str) -> bool:
     """Return whether the request's Host header is an address, `localhost` or one of `names`, with any port.
 
-    A web site whose name resolves to this machine is recognised, because the header then has the site's name.
+    It is not for a web site whose name resolves to this machine, because the header then has the site's name.
     """
     hosts = request.headers.getlist("host")
     if len(hosts) != 1:
