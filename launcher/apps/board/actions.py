@@ -44,8 +44,8 @@ def cancel(one: api.Run, wish: ActionRequest) -> ActionReport:
 
 
 def resume(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Open a new attempt of the run, and return a report; with `wish.dry`, only describe from which
-    checkpoint it would continue.
+    """Open a new attempt of the run, and return a report; with `wish.dry`, only describe from which checkpoint it would
+    continue.
     """
     if wish.dry:
         from launcher.status.checkpoints import by_script  # late: 10 ms that no other page needs

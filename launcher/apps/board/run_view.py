@@ -300,8 +300,10 @@ def _spec(run: RunDir) -> str:
 
 
 def checkpoint_words(run: api.Run, step: int | None) -> str:
-    """Return a description of the checkpoint of `step`, which differs if the user's script saved it in a format of its
-    own; "" if `step` is None.
+    """Return a description of the checkpoint of `step`, such as `step 120`; it says if the user's script saved it in a
+    format of its own.
+
+    Return "" if `step` is None.
     """
     if step is None:
         return ""

@@ -279,8 +279,8 @@ def with_costs(
 ) -> tuple[Kill, ...]:
     """Return the kills, each with its cost: repeated steps, and the time until the next step.
 
-    `first_steps` has the first step that each start of ranks, (attempt, generation), reported; `noted` are the steps
-    from which the trainer's starts resumed, in order.
+    `history` are the run's events. `first_steps` has the first step that each start of ranks, (attempt, generation),
+    reported; `noted` are the steps from which the trainer's starts resumed, in order.
     """
     hits = [one for one in kills if not one.missed]
     known = noted[1:] if len(noted) == len(hits) + 1 else [None for _ in hits]
@@ -289,8 +289,10 @@ def with_costs(
 
 
 def _with_cost(kill: Kill, history: Sequence[Event], first_steps: Mapping[Start, int], noted: int | None) -> Kill:
-    """Return one kill with its cost; `noted` is the step from which the next start resumed, or None if the trainer
-    noted none.
+    """Return one kill with its cost; `history` are the run's events, and `first_steps` has the first step that each
+    start of ranks reported.
+
+    `noted` is the step from which the next start resumed, or None if the trainer noted none.
     """
     hit = (kill.attempt, kill.generation)
     failure = next((one for one in history if one.kind == "failure" and (one.attempt, one.generation) == hit), None)

@@ -279,8 +279,8 @@ class WorkerPool:
             await self._process.wait()
 
     async def _load(self, order: Mapping[str, Any] | None) -> Loaded:
-        """Send the pool `order`, the message that makes it load a checkpoint (None: it loads one anyway), and return
-        what it reports.
+        """Send the pool `order`, the message that makes it load a checkpoint (None: it was forked to load one), and
+        return what it reports.
 
         Raise NotLoaded if it cannot load; the pool has ended then.
         """

@@ -208,7 +208,7 @@ class Round:
 
 
 def _view(one: BookedTrial, views: Mapping[str, TrialRun]) -> TrialView:
-    """Return a trial with the state of its run, for the decision; `views` has the states by run id."""
+    """Return a trial with the state of its run, as next_actions() takes it; `views` has the states by run id."""
     return TrialView(
         one.number,
         one.state == OPEN,

@@ -56,7 +56,7 @@ class Access:
 def is_this_machine(request: HTTPConnection, *names: str) -> bool:
     """Return whether the request's Host header is an address, `localhost` or one of `names`, with any port.
 
-    It is not for a web site whose name resolves to this machine, because the header then has the site's name.
+    Return False if it is the name of a web site, even if that name resolves to this machine.
     """
     hosts = request.headers.getlist("host")
     if len(hosts) != 1:

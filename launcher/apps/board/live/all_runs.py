@@ -58,7 +58,7 @@ class SeenRun:
     figures: Figures = field(default_factory=Figures)
     drawn: int = -1  # how many bytes of metrics `figures` were made from
     changed: tuple[int, ...] = ()  # the files' times of change when they were last looked at
-    read_at: float = float("-inf")  # by the reader's own clock
+    read_at: float = float("-inf")  # by the clock of AllRuns
 
     @classmethod
     def of(cls, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> "SeenRun":
@@ -139,7 +139,7 @@ class AllRuns:
 
     def fetch_files(self, run_id: str) -> None:
         """Start to fetch, in a thread, the files that the run's ranks wrote on other machines, for a page that shows
-        the run; do nothing if that was done a moment ago.
+        the run; do nothing if that began less than `WATCH_S` seconds ago, or all files are here.
         """
         known = self._known.get(run_id)
         key = f"files of {run_id}"

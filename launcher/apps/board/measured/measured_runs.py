@@ -71,7 +71,7 @@ class MeasuredRuns:
     def read_ahead(self, one: api.Run) -> None:
         """Read a run's metrics before a page requests them, unless their files are longer than `limits.long_bytes`.
 
-        Of longer ones a page shows a sample first.
+        A page first shows a sample of longer ones.
         """
         if size(RunDir(one.path)) < self.limits.long_bytes:
             with self.renewed(one):
