@@ -370,7 +370,7 @@ def _outputs(request: AskOutputs) -> LogNews:
 
 
 def _list_outputs(run: RunDir, plan: Plan) -> None:
-    """Store the list of the run's output files, as far as they are text."""
+    """Store the names of the run's output files that are text, in this process, for the next requests."""
     names = outputs.written(run.code, outputs.frozen_names(run, plan), plan.spec.run.outputs)
     _listed.pop(run.id, None)
     while len(_listed) >= _MOST_LISTED:
@@ -379,7 +379,9 @@ def _list_outputs(run: RunDir, plan: Plan) -> None:
 
 
 def _piece(request: GivePiece) -> bytes:
-    """Return a piece of a checkpoint's file, or of its manifest."""
+    """Return a piece of a checkpoint's file, from the offset `request.at` on, or of its manifest if the request names
+    no file.
+    """
     folder = checkpoint_folder(RunDir(_part(request.run, request.role).path))
     if not request.name:
         return read_manifest(folder, request.step, request.kind)[request.at : request.at + PIECE_BYTES]

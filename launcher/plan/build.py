@@ -160,7 +160,7 @@ def _settled(spec: JobSpec, machine: Machine) -> JobSpec:
 
 
 def _entry(spec: JobSpec, project: Project, python: str) -> RankCommand:
-    """Return the command that starts a rank."""
+    """Return the command that starts each rank, from the script, module or command that the spec names."""
     run = spec.run
     preload = preload_for(spec, project.imports)
     if run.script is not None:

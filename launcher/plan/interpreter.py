@@ -129,8 +129,8 @@ def packages_of(python: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _homes(python: str, prefix: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Return the prefixes under which the interpreter's packages may be installed: its virtual environment, and unless
-    that excludes system packages, those of the system and the user.
+    """Return the prefixes, folders with a `lib`, below which the interpreter's packages may be installed: its virtual
+    environment, and unless that excludes system packages, the system's `prefix` and the user's.
     """
     own = Path(python).parent.parent
     if "include-system-site-packages = false" in _text(own / "pyvenv.cfg").lower():

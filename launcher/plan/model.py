@@ -39,11 +39,11 @@ class NodePlan(msgspec.Struct, frozen=True):
 
 
 class AwaitedRun(msgspec.Struct, frozen=True):
-    """A run that must start, succeed, end or reach `step` before another one may start, as `until` says."""
+    """A run that must succeed, end or reach `step` before another one may start, as `until` says."""
 
     run_id: RunId
     run_dir: str  # absolute
-    until: str  # as in Predecessor of launcher.spec.model
+    until: str  # succeeded, ended, or step: it has made `step` steps
     step: int = 0
 
 

@@ -90,7 +90,7 @@ def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:
 
 
 def _side(run: RunDir, status: RunStatus) -> Side:
-    """Return the facts about one run that are compared."""
+    """Return the facts about one run that are compared; its plan is None if it cannot be read."""
     plan = None
     with contextlib.suppress(LaunchError, OSError):
         plan = read_plan(run, status.attempt)

@@ -157,10 +157,10 @@ def derive(facts: RunFacts) -> RunStatus:
 
 
 def _with_answer(role: RunFacts, answer: ClusterAnswer | None, whole: _Verdict) -> RunFacts:
-    """Return the facts of a side role.
+    """Return the facts of a side role, where `whole` is the conclusion about the whole run.
 
-    If its supervisor is on a machine that cannot be checked from here, they contain `answer`, that of the cluster about
-    the whole run; once the whole run has ended, the role counts as cancelled with it.
+    If the role's supervisor is on a machine that cannot be checked from here, they contain `answer`, that of the
+    cluster about the whole run; once the whole run has ended, the role counts as cancelled with it.
     """
     if role.living.supervisor is not None:
         return role
@@ -243,7 +243,9 @@ def exit_code_of(status: RunStatus) -> int:
 
 
 def _verdict(facts: RunFacts) -> _Verdict:
-    """Return the conclusion about the run's state."""
+    """Return the conclusion about the run's state: from the recorded end of its newest attempt, else from the cluster's
+    answer, else from which of its processes are alive.
+    """
     own = _own_state(facts)
     if facts.settling:
         return _recorded_verdict(own)

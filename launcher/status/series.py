@@ -172,7 +172,7 @@ def figures_of(rows: Rows) -> list[Figure]:
 
 
 def _figure(name: str, values: list[tuple[int, float]]) -> Figure:
-    """Return the summary of a metric with these (step, value)."""
+    """Return the summary of a metric from its (step, value) pairs, of which the last is the newest."""
     last_step, last = values[-1]
     finite = [(value, step) for step, value in values if math.isfinite(value)]
     way = better(name)

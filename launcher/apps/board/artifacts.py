@@ -47,8 +47,8 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 class Artifacts(msgspec.Struct, frozen=True):
-    """The newest files in a run's `artifacts/`, newest first; `more` if there are others. `folder` is the path of that
-    folder, which need not exist.
+    """The newest files in a run's `artifacts/`, newest first; `more` if there are others. `folder` is the path of
+    `artifacts/`, which need not exist.
     """
 
     folder: str

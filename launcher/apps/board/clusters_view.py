@@ -229,7 +229,7 @@ def with_runs(host: HostNow, rows: Sequence[BoardRow]) -> HostNow:
 
 
 def _sums(hosts: Sequence[HostNow]) -> HostSums:
-    """Return the totals over the hosts."""
+    """Return the totals over the hosts; GPUs of a host in an unknown state do not count as free."""
     free = sum(host.state == "free" for host in hosts)
     usable = [host for host in hosts if host.state != "unknown"]
     return HostSums(

@@ -292,7 +292,7 @@ def _index(_: _Question) -> Response:
 
 
 def _page(question: _Question) -> Response:
-    """Return one of the page's scripts, styles and pictures."""
+    """Return the script, style or picture of the page that the request's path names."""
     return _file(question.request.path_params["name"])
 
 

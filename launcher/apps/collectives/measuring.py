@@ -52,7 +52,9 @@ class TimedMessage(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
 
 
 class PairMessage(msgspec.Struct, frozen=True, tag_field="what", tag="pair"):
-    """The message about the connection between two nodes: rates in bytes per second, and the time of a round trip."""
+    """The message about the connection between two nodes: rates in bytes per second of the backend and of a plain TCP
+    connection (0: none could be made), and the seconds of a round trip.
+    """
 
     one: int  # index of a node, as is `other`
     other: int

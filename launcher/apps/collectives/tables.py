@@ -15,7 +15,7 @@ def heading(report: CollectivesReport) -> str:
 
 
 def rows_of(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
-    """Yield a table row for each operation and size."""
+    """Yield a table row for each operation and size, with the columns of HEADS."""
     copies = {one.size_bytes: one.bytes_per_s for one in report.copies}
     for one in report.lines:
         none = not one.size_bytes
@@ -34,7 +34,7 @@ def rows_of(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
 
 
 def pair_rows(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
-    """Yield a table row for each pair of nodes."""
+    """Yield a table row for each pair of nodes, with the columns of PAIR_HEADS."""
     for one in report.pairs:
         plain = rate(one.plain_bytes_per_s) if one.plain_bytes_per_s else "none"
         slow = f"slow: {one.slow}" if one.slow else ""

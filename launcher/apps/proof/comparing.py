@@ -87,7 +87,8 @@ class ComparedStates:
 def compared_states(
     undisturbed: Mapping[int, Path], disturbed: Mapping[int, Path], *, untouched: int, every: bool
 ) -> ComparedStates:
-    """Compare the checkpoints of steps that both runs have: the last one or, with `every`, each until two differ.
+    """Compare the checkpoints, given as {step: folder}, of steps that both runs have: the last one or, with `every`,
+    each until two differ.
 
     Nothing was killed before step `untouched`. State that differs by then, such as a generator without a seed, differs
     between any two runs and is ignored.

@@ -14,12 +14,12 @@ _NONE = "-"
 
 
 def rows_of(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
-    """Return a table row for each point: a strategy, scaling and number of ranks."""
+    """Return a table row, with the columns of HEADS, for each point: a strategy, scaling and number of ranks."""
     return [_row(one) for one in points]
 
 
 def _row(point: ScaledRun) -> tuple[str, ...]:
-    """Return the table row of one point."""
+    """Return the table row of one point, with the columns of HEADS."""
     parts, step_s = point.parts, point.step_s
     shares = [_NONE] * len(KINDS)
     if parts is not None and step_s:
@@ -35,8 +35,8 @@ def _row(point: ScaledRun) -> tuple[str, ...]:
 
 
 def volume_rows(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
-    """Return table rows with the bytes of a step by formula and those that traces show, one for each strategy and
-    number of ranks.
+    """Return table rows, with the columns of VOLUME_HEADS, of the bytes of a step by formula and those that traces
+    show, one for each strategy and number of ranks.
     """
     some = {(one.strategy, one.ranks): one for one in reversed(points)}
     return [
@@ -61,7 +61,7 @@ def _size(count: float) -> str:
 
 
 def forecast_rows(forecasts: Sequence[ScalingForecast]) -> list[tuple[str, ...]]:
-    """Return a table row for each forecast."""
+    """Return a table row for each forecast, with the columns of FORECAST_HEADS."""
     return [
         (
             one.strategy, one.scaling, str(one.ranks), f"{one.speedup.usual:.2f}", _range(one.speedup),

@@ -93,8 +93,8 @@ class Batcher(Generic[Client]):
         return self._clients + count <= self._most or self._clients == 0
 
     def ask(self, key: Key, payload: Any, client: Client, now: float) -> None:
-        """Add an input to the queue at time `now`; if an equal one waits or is being computed, only add its client to
-        that.
+        """Add the input `payload` to the queue at time `now`; if an equal one, known by its `key`, waits or is being
+        computed, only add `client` to the clients of that.
         """
         known = self._queue.get(key) or self._computed.get(key)
         if known is None:

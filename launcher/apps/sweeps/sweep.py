@@ -163,8 +163,8 @@ def _free_id(name: str, runs: Path) -> RunId:
 
 
 def _write(sweep: SweepDir, file: Path, record: SweepRecord, wish: Request, points: int) -> None:
-    """Write the sweep's folder, with the spec `file` and its code, under a temporary name, then rename it, so that it
-    exists completely or not at all.
+    """Write the sweep's folder, with its `record`, the spec `file` and the code of `wish`, under a temporary name, then
+    rename it, so that it exists completely or not at all.
 
     `points` is how many points a grid or a file has (0: Optuna chooses).
     """

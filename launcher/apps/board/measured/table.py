@@ -94,6 +94,6 @@ class StepTable:
         return (self.steps[place], column[place]) if place is not None else None
 
     def time_of(self, step: int) -> float:
-        """Return the Unix time of a step, or NO_TIME if it is not known."""
+        """Return the Unix time of a step, or NO_TIME (0) if it is not known."""
         place = bisect_left(self.steps, step)
         return self.at[place] if place < len(self.steps) and self.steps[place] == step else NO_TIME
