@@ -628,7 +628,7 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool
         asked: dict[str, list[int]] = {}
         for index in left:
             if _is_asked(facts[index]):
-                asked.setdefault(facts[index].asks, []).append(index)
+                asked.setdefault(facts[index].kind_to_query, []).append(index)
         left = []
         for kind, indexes in asked.items():
             answers = _answers_of(kind, [facts[index].attempt_dir for index in indexes], fresh_s)
@@ -649,9 +649,9 @@ def _carried_on(fact: RunFacts, *, restart: bool) -> "RunStatus":
     its end was recorded; if that fails, the message says why.
     """
     status = derive(fact)
-    if status.state is not State.LOST or not fact.asks or _is_asked(fact):
+    if status.state is not State.LOST or not fact.kind_to_query or _is_asked(fact):
         return status
-    place = of_kind(fact.asks)
+    place = of_kind(fact.kind_to_query)
     try:
         if restart:
             place.mend([fact.attempt_dir])
@@ -682,7 +682,7 @@ def uncommitted(run: Run) -> "CodeComparison":
 
 def _is_asked(fact: RunFacts) -> bool:
     """Return whether the run's state is known only to its cluster, so that the cluster has to be queried."""
-    kind = kind_named(fact.asks) if fact.asks else None
+    kind = kind_named(fact.kind_to_query) if fact.kind_to_query else None
     return kind is not None and kind.asked
 
 
@@ -927,7 +927,7 @@ def status_so_far(run: Run) -> tuple[RunStatus, str]:
     "").
     """
     facts = read_facts(run.path)
-    return (_recorded_status(facts), facts.asks) if _is_asked(facts) else (derive(facts), "")
+    return (_recorded_status(facts), facts.kind_to_query) if _is_asked(facts) else (derive(facts), "")
 
 
 def _discovered(ref: str) -> Path | None:

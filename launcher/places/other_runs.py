@@ -32,7 +32,7 @@ class OtherRuns:
             return OtherRun(None)
         facts = read_facts(run_dir)
         status = derive(replace(facts, answer=self._answer(facts)))
-        if status.state is State.LOST and facts.asks:  # what may have been brought back, or is to be
+        if status.state is State.LOST and facts.kind_to_query:  # what may have been brought back, or is to be
             self._words.pop(facts.attempt_dir[1].path, None)
             word = self._answer(facts)
             if word is None:
@@ -45,7 +45,7 @@ class OtherRuns:
         """Return the cluster's last answer about the run, asked for at intervals, or None if the run's folder shows
         everything.
         """
-        kind = kind_named(facts.asks) if facts.asks else None
+        kind = kind_named(facts.kind_to_query) if facts.kind_to_query else None
         if kind is None or not kind.asked:
             return None
         _, attempt = facts.attempt_dir
@@ -61,7 +61,7 @@ def _mend_here(facts: RunFacts) -> None:
     status reports it.
     """
     with contextlib.suppress(LaunchError, OSError):
-        of_kind(facts.asks).mend([facts.attempt_dir])
+        of_kind(facts.kind_to_query).mend([facts.attempt_dir])
 
 
 def _asked(facts: RunFacts) -> ClusterAnswer | None:
@@ -69,7 +69,7 @@ def _asked(facts: RunFacts) -> ClusterAnswer | None:
     answer, the state is unknown.
     """
     try:
-        place = of_kind(facts.asks)
+        place = of_kind(facts.kind_to_query)
         place.mend([facts.attempt_dir])  # its submitter may be gone, and no other command may look
         return place.look([facts.attempt_dir])[0]
     except LaunchError as error:

@@ -23,14 +23,14 @@ def pipeline_parallel(args: Sequence[str]) -> int:
 
 
 def _size(name: str, args: Sequence[str]) -> int:
-    """Return the size of a mesh dimension in the arguments, or 1 if they set none."""
+    """Return the size of the mesh dimension `name` in the arguments, or 1 if they set none."""
     found = [value for option, value in pairwise(args) if option == _MESH]
     match = re.search(_SIZE.format(name), found[-1]) if found else None
     return int(match[1]) if match else 1
 
 
 def crosses_nodes(tp: int, ranks_per_node: int) -> str:
-    """Return a warning if tensor-parallel groups cross nodes, which is slow, else ""."""
+    """Return a warning if groups of `tp` tensor-parallel ranks cross nodes, which is slow, else ""."""
     if ranks_per_node % tp == 0:
         return ""
     return (
@@ -39,7 +39,9 @@ def crosses_nodes(tp: int, ranks_per_node: int) -> str:
 
 
 def groups_of_node(tp: int, ranks_per_node: int) -> str:
-    """Return a text such as `local ranks 0-1, 2-3 divide each layer (tp 2), on one node; dp goes across`."""
+    """Return a text on groups of `tp` ranks, such as `local ranks 0-1, 2-3 divide each layer (tp 2), on one node; dp
+    goes across`.
+    """
     firsts = range(0, ranks_per_node, tp)
     names = [f"{first}-{first + tp - 1}" for first in firsts]
     shown = names if len(names) <= 4 else [*names[:3], "..."]  # of a large node the first ones say it all

@@ -199,7 +199,9 @@ def _committed(folder: Path) -> list[Entry]:
 
 
 def _set_aside(folder: Path) -> list[Entry]:
-    """Return the checkpoints that starts of the run have found damaged and renamed, by their original names."""
+    """Return the checkpoints that starts of the run have found damaged and renamed, each with its original kind and
+    step.
+    """
     found = []
     for path in catalog.set_aside(folder):
         was = layout.parse_folder_name(path.name.partition("-")[2].rpartition("-")[0])  # .bad-<name>-<nonce>

@@ -179,7 +179,7 @@ def spec_values(spec: JobSpec) -> dict[str, Value]:
 
 
 def _values(section: Section, values: object, path: str) -> Iterator[tuple[str, Value]]:
-    """Yield (key, value) for each option of a section that has a value; `path` stands before each key."""
+    """Yield (key, value) for each option of `section` that has a value in `values`; `path` stands before each key."""
     for field in section.options:
         name = f"{path}{field.key}"
         inner = field.kind.section if isinstance(field.kind, Shorthand) else field.kind

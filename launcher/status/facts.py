@@ -52,13 +52,14 @@ class PlanHead(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Living:
     """Which processes of the newest attempt are alive: True, False, or None if this machine cannot check. `others` are
-    pids with the run's tag in their environment, searched for only if all other fields are False.
+    the pids that have the run's directory as LAUNCH_RUN_DIR in their environment, searched for only if all other fields
+    are False.
     """
 
     supervisor: bool | None = False  # the process that starts the next attempt
     coordinator: bool | None = False
     agents: bool | None = False  # any of them
-    others: tuple[int, ...] = ()  # pids with the run's tag; searched for only if all above are dead
+    others: tuple[int, ...] = ()  # pids; searched for only if all above are dead
 
     @property
     def anything(self) -> bool | None:
@@ -104,7 +105,7 @@ class RunFacts:
     no_room: str = ""  # why the disk of the run's folder takes no data, or ""
 
     @property
-    def asks(self) -> str:
+    def kind_to_query(self) -> str:
         """The kind of cluster to query about the run, or "" if the run has ended or has no job.
 
         An ended run that another machine submitted is queried, because it may have been resumed there.
@@ -135,7 +136,7 @@ class RunFacts:
 
     @property
     def attempt_dir(self) -> tuple[RunDir, AttemptDir]:
-        """The run directory, and that of its newest attempt."""
+        """(the run directory, the directory of its newest attempt)."""
         run = RunDir(self.run_dir)
         return run, run.attempt(self.attempt)
 
@@ -289,7 +290,7 @@ class _Look:
         return [record.process for record in records if record is not None]
 
     def _tagged(self, owner: ProcessId | None) -> tuple[int, ...]:
-        """Return the pids on this machine that have the run's tag in their environment.
+        """Return the pids on this machine that have the run's directory as LAUNCH_RUN_DIR in their environment.
 
         They may include a supervisor that has not registered yet. `owner` is the supervisor or, if none is recorded,
         the process that opened the attempt; the result is empty if that was on another machine, before a reboot, or is

@@ -80,7 +80,9 @@ def _number(value: float) -> str:
 
 
 def _by_state(statuses: Sequence[RunStatus]) -> Family:
-    """Return the number of runs in every state, zeros included, so that an alert always finds the series."""
+    """Return the family with the number of runs in every state, zeros included, so that an alert always finds the
+    series.
+    """
     found = Counter(status.state for status in statuses)
     return Family("launch_runs", "Runs by state.", [({"state": state}, found[state]) for state in State])
 
@@ -135,7 +137,7 @@ def _timeline_families(lives: Mapping[str, Life]) -> Iterator[Family]:
 
 
 def _measured(status: RunStatus) -> dict[str, float]:
-    """Return a run's newest metrics; those that are NaN or infinite are included as such."""
+    """Return {metric: its newest value} of a run, NaN and infinite values included."""
     return status.metrics | {name: float(one.value) for name, one in status.not_finite.items()}
 
 

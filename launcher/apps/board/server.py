@@ -307,14 +307,18 @@ def _file(name: str) -> Response:
 
 
 def _about(question: _Question) -> dict[str, object]:
-    """Return the launcher's version, and whether pages may act on runs."""
+    """Return the launcher's version, the present time, whether pages may act on runs, and what they have to send with
+    an action ("": they may not act).
+    """
     board = question.board
     post = board.keys.post if board.actions else ""
     return {"version": VERSION, "at": time.time(), "actions": board.actions, "post_token": post, "exported": False}
 
 
 def _runs(question: _Question) -> dict[str, object]:
-    """Return the rows of all runs for the table."""
+    """Return the rows of all runs for the table (`runs`), newest first, and whether all runs have been read
+    (`complete`).
+    """
     runs = question.feed.runs
     complete = runs.complete
     rows = sorted(runs.rows.values(), key=lambda row: (-row.submitted_at, row.id))
@@ -330,7 +334,9 @@ def _compare(question: _Question) -> object:
 
 
 def _clusters(question: _Question) -> dict[str, object]:
-    """Return all clusters with their hosts, and the runs on them."""
+    """Return all clusters with their hosts and the runs on them (`clusters`), and the `error` of the clusters file, or
+    "".
+    """
     rows = [*question.feed.runs.rows.values()]
     found = question.board.survey.clusters(rows)
     return {"at": time.time(), "clusters": found.clusters, "error": found.error}

@@ -25,7 +25,9 @@ class Histogram:
         self._sum += value
 
     def lines(self, name: str, help_: str, unit: str = "") -> Iterator[str]:
-        """Yield the histogram as lines of OpenMetrics."""
+        """Yield the histogram as lines of OpenMetrics, under `name`, with the explanation `help_` and, if not "", a
+        unit.
+        """
         yield f"# TYPE {name} histogram\n"
         if unit:
             yield f"# UNIT {name} {unit}\n"

@@ -299,7 +299,9 @@ class Sweep:
         return runs
 
     def wait(self, timeout_s: float | None = None) -> SweepState:
-        """Wait until the sweep is no longer running, and return its state; raise TimeoutError if that takes longer."""
+        """Wait until the sweep is no longer running, and return its state; raise TimeoutError if that takes longer than
+        `timeout_s` seconds (None: no limit).
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (status := self.status()).state == "running":
             if deadline is not None and time.monotonic() >= deadline:

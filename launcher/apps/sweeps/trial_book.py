@@ -253,7 +253,8 @@ def _entry(one: FrozenTrial, rung: Rung | None) -> BookedTrial:
 
 
 def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | None:
-    """Return the last rung of successive halving that the trial has reached, or None.
+    """Return the last rung of successive halving that the trial has reached, with its place among all `trials`, or
+    None.
 
     `sign` is 1 if larger values are better, else -1.
     """

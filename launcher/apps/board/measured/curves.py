@@ -88,7 +88,7 @@ _Line = tuple["array[int] | array[float]", "array[float]", int, int]  # where it
 
 
 def _line(run: MeasuredRun, name: str, by: By) -> "tuple[array[int] | array[float], array[float]]":
-    """Return (positions, values) of a metric in ascending order.
+    """Return (positions, values) of a metric in ascending order; positions are steps or times, as `by` says.
 
     If each step has a value, these are the arrays in memory, not copies.
     """
