@@ -88,7 +88,7 @@ class Graph:
 
     def wait(self, timeout_s: float | None = None) -> State:
         """Wait until no step is active, and return the graph's state; raise TimeoutError if that takes more than
-        `timeout_s`.
+        `timeout_s` seconds (None: no limit).
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (state := self.state()).ended:

@@ -1,4 +1,4 @@
-"""Find the secrets of a run and remove them from data, because a page may be shown to others. Secrets are the values of
+"""Find the secrets of a run and replace them in data, because a page may be shown to others. Secrets are the values of
 `secrets:`, addresses in `notify:`, and what `env:` or an option of the script sets for a name such as API_KEY or
 --token.
 """
