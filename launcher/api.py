@@ -279,7 +279,7 @@ class Run:
                 folders = place.bring_outputs(run, draft, frozen)
                 found += [(run.outputs / one.parent.name if len(folders) > 1 else run.outputs, one) for one in folders]
             wanted = plan.spec.run.outputs
-            taken = [(at, outputs.take(code, outputs.written(code, frozen, wanted), at)) for at, code in found]
+            taken = [(at, outputs.link_into(code, outputs.written(code, frozen, wanted), at)) for at, code in found]
         finally:
             remove(draft)
         lines = [f"outputs, {len(files)} file{'s'[: len(files) != 1]}: {at}" for at, files in taken if files]

@@ -22,10 +22,10 @@ Heard = Callable[[int], None]
 
 def new_pool() -> ThreadPoolExecutor:
     """Return a pool of threads for copying, to which the kernel gives processor time only after all others."""
-    return ThreadPoolExecutor(_THREADS, "server", initializer=step_back)
+    return ThreadPoolExecutor(_THREADS, "server", initializer=lower_priority)
 
 
-def step_back() -> None:
+def lower_priority() -> None:
     """Give this thread the lowest scheduling priority."""
     with contextlib.suppress(OSError):  # already as low as that, or forbidden: copying works as well
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)  # of this thread alone: Linux keeps it by thread

@@ -24,8 +24,8 @@ def decide(
     """Return the checkpoint that ranks load, the best one (by a metric), which nodes only keep, and the reason if none
     can be loaded.
 
-    `all_here` means that no further node can join, `kept` that the run once had checkpoints, and `anew` that a user has
-    allowed the run to start without one.
+    `members` are the numbers of the nodes that load it. `all_here` means that no further node can join, `kept` that the
+    run once had checkpoints, and `anew` that a user has allowed the run to start without one.
     """
     load = choose(inventories, members, all_here=all_here)
     lacks = "" if load.save is not None or anew else _lacks(inventories, kept)
@@ -36,7 +36,7 @@ def choose(
     inventories: Inventories, members: Collection[int], kind: Kind = "step", *, all_here: bool = True
 ) -> SaveChoice:
     """Return the newest checkpoint of this kind (saved steps, or the best by a metric) of which every file can be had
-    from some node.
+    from some node; `members` are the numbers of the nodes that load it.
 
     A draft counts if another node has committed the same checkpoint; one that no node has committed does not exist. A
     newer, incomplete one is hopeless only if every node that may have files has answered and no other can join

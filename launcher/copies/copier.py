@@ -144,7 +144,7 @@ class Copier:
                     best = kept[0] if done is _Result.COPIED else best
             except OSError as error:
                 result = _Result.FAILED
-                self._give_up(node, f"step {step}", f"node {node} cannot read its disk: {error}")
+                self._record_failure(node, f"step {step}", f"node {node} cannot read its disk: {error}")
             failed = step if result is _Result.FAILED else None
             if failed is None:
                 self._waiting.discard(step)
@@ -165,8 +165,8 @@ class Copier:
     async def _copied(
         self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: ReplicaAddress
     ) -> _Result:
-        """Copy the files `names` of the checkpoint `save` from node `node` to `target` and return the result; a failure
-        is reported here.
+        """Copy the files `names` of the checkpoint `save` from node `node` to `target`, trying again for a while, and
+        return the result; a failure is recorded by `_record_failure`.
         """
         until = time.monotonic() + self._patience.give_up_s
         name, refused = "", False
@@ -188,14 +188,14 @@ class Copier:
             if time.monotonic() > until or (self._ends and any(step > save.step for step in self._waiting)):
                 break
             await asyncio.sleep(self._patience.copy_retry_s)
-        first = self._give_up(
+        first = self._record_failure(
             node, str(save), f"the files of node {node} have no second copy on node {target.node}: {problem}"
         )
         if first and refused and await asyncio.to_thread(self._files.check_reported, save, name):
             return _Result.GONE  # it is damaged here: there is nothing to copy
         return _Result.FAILED
 
-    def _give_up(self, node: int, what: str, problem: str) -> bool:
+    def _record_failure(self, node: int, what: str, problem: str) -> bool:
         """Record that copying `what` from node `node` has failed because of `problem`. Return True, and report an
         event, if this is the first failure of it; else return False.
         """

@@ -118,9 +118,9 @@ class ReplicaFiles:
             return False
         return False
 
-    def settle(self, save: Save) -> None:
-        """Commit the draft of a checkpoint that another node has committed, unless it is committed here too; raise
-        SaveGone if there is none.
+    def commit(self, save: Save) -> None:
+        """Commit the draft of a checkpoint that another node has committed; do nothing if it is committed here too.
+        Raise SaveGone if there is no draft.
         """
         with self._naming:
             data = self._manifest(save)
@@ -147,7 +147,8 @@ class ReplicaFiles:
         """Set aside another checkpoint that has the folder name of `save`, of which a draft exists; return False if
         there is no other.
 
-        Raise SaveGone if the other one is complete and newer, or if no draft exists.
+        Raise SaveGone if the other one is complete and newer (of a later attempt, or saved later), or if no draft
+        exists.
         """
         return self._is_taken(save) and self._give_way(save, self._held(save, self.list()))
 
@@ -165,8 +166,8 @@ class ReplicaFiles:
         return True
 
     def _give_way(self, save: Save, to: Held) -> bool:
-        """Set aside the committed checkpoint with the kind and step of `save`, if there is one, and return True; raise
-        SaveGone if it is complete and newer than the checkpoint `to`.
+        """Set aside the committed checkpoint with the kind and step of `save`, if there is one, and return True. Raise
+        SaveGone if it is complete and newer (of a later attempt, or saved later) than the checkpoint `to`.
         """
         place = (save.kind, save.step)
         here = [held for held in self.list() if held.committed and (held.kind, held.step) == place]

@@ -37,13 +37,13 @@ class NodeMemory(ReplicaFiles):
         """Open a rank's file of a snapshot; raise SaveGone if it does not exist."""
         return self._holder(save).open(save, name)
 
-    def settle(self, save: Save) -> None:
+    def commit(self, save: Save) -> None:
         """Raise SaveGone unless this node has the snapshot; a snapshot in memory needs no commit."""
         self.manifest(save)
 
     def _holder(self, save: Save) -> ReplicaFiles:
-        """Return the folder, own or copies, that has this save: snapshots of one step on two nodes have different
-        manifests.
+        """Return the folder of this node's ranks if it has this save, else that of the copies: snapshots of one step on
+        two nodes have different manifests.
         """
         try:
             self.own.manifest(save)

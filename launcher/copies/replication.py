@@ -205,8 +205,11 @@ class Replication:
             await asyncio.sleep(patience.retry_s)
 
     async def _confirmed_hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
-        """Return those of the checkpoints in `told`, which the first member reports as impossible to complete, that are
-        so by what this node finds on the others. Only these may be set aside.
+        """Return those checkpoints of `told` that this node, too, finds impossible to complete, from what the other
+        nodes have; only these may be set aside.
+
+        `told` are those that the first member finds impossible. Each that this node does not confirm is reported as an
+        event, and stays.
         """
         if not told or start.group_rank == 0:
             return told
@@ -236,7 +239,7 @@ class Replication:
             if choice.save is not None and self._node in choice.with_manifest:
                 if self._files.make_room_for_draft(choice.save):
                     said.append(_gave_way(choice.save, self._node))
-                self._files.settle(choice.save)
+                self._files.commit(choice.save)
         return said
 
     # -- fetching

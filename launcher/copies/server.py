@@ -136,7 +136,7 @@ class ReplicaServer:
     async def _get(self, link: ReplicaLink, get: protocol.Get) -> None:
         """Send a file or a manifest, or a refusal if there is none."""
         try:
-            await asyncio.to_thread(self._files.settle, get.save)
+            await asyncio.to_thread(self._files.commit, get.save)
             if get.name == MANIFEST:
                 data = await asyncio.to_thread(self._files.manifest, get.save)
                 await _give(link, data)

@@ -15,7 +15,7 @@ from typing import BinaryIO, Literal
 
 import xxhash
 
-from launcher.copies.bulk import PIECE_BYTES, Throttle, step_back
+from launcher.copies.bulk import PIECE_BYTES, Throttle, lower_priority
 from launcher.wire.messages import Start
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.layout import MANIFEST, data_name
@@ -151,7 +151,7 @@ class _Work:
 
     def run(self) -> None:
         """Upload each checkpoint that is due until `stop` is called or the last one is done."""
-        step_back()
+        lower_priority()
         store, wait_s = None, self._rules.retry_s
         while True:
             self.more.wait()

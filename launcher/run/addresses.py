@@ -8,10 +8,11 @@ _ADDRESSES = "LAUNCH_ADDR_"
 
 
 def peers(role: str, port: str = "") -> list[str]:
-    """Return the address, HOST:PORT, of each rank of the role `role`, in order of rank; addresses stay equal over
-    restarts.
+    """Return the address, HOST:PORT, of each rank of the role `role` (one of the run's programs, by its name in the
+    spec), in order of rank. Addresses stay equal over restarts.
 
-    `port` selects one of the role's `ports` by name; "" is its only or unnamed one.
+    `port` selects one of the role's `ports` by name; "" is its only or unnamed one. Raise BadInput if the run has no
+    such role or port.
     """
     found = os.environ.get(_ADDRESSES + (f"{role}_{port}" if port else role).upper())
     if found is None:

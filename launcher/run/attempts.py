@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def attempts(run: RunDir) -> list[AttemptDir]:
-    """Return all attempts of the run, oldest first."""
+    """Return all attempts of the run, oldest first, or an empty list if it has none."""
     return [run.attempt(number) for number in _numbers(run)]
 
 
@@ -84,9 +84,9 @@ def new_attempt(
     """Create the folder of the run's next attempt with its intent, and `plan` and `handle` if given; return (attempt,
     intent).
 
-    The intent records the cluster and its `kind`, the reason, the `cause` of the previous attempt's end, and the submit
-    token (a new one for ""). The number is at least `first`. Without a `plan` the attempt follows that of an earlier
-    attempt. `batch` is the folder of runs that were submitted as one job.
+    The intent records the cluster and its `kind`, the reason (submit, resume or requeue), the `cause` of the previous
+    attempt's end, and the submit token (a new one for ""). The number is at least `first`. Without a `plan` the attempt
+    follows that of an earlier attempt. `batch` is the folder of runs that were submitted as one job.
 
     The attempt's folder is renamed into place, which serves as the lock: two callers that race get two numbers. With
     `after`, the number of an attempt that has ended, only one of them gets the next number; the others get Refused.
@@ -137,10 +137,11 @@ def read_intent(attempt: AttemptDir) -> Intent:
 
 
 def used_s_of(run: RunDir, attempt: AttemptDir, last: RunState | None) -> float:
-    """Return for how many seconds earlier attempts have run since a user started or resumed the run, by its last state
-    `last`.
+    """Return for how many seconds the attempts before `attempt` have run since a user submitted or resumed the run, as
+    the run's last state `last` records it.
 
-    The state may be older than the resume, because an attempt that dies early writes none; the result is then 0.
+    Return 0 if there is no state, or if the run was resumed after it was written, as by an attempt that died too early
+    to write one.
     """
     if last is None:
         return 0.0
@@ -158,8 +159,8 @@ def _resumes(attempt: AttemptDir) -> bool:
 
 
 def read_plan(run: RunDir, number: int) -> "Plan":
-    """Return the plan that attempt `number` follows: its own, or else that of the newest earlier attempt that has
-    one.
+    """Return the plan that attempt `number` follows: its own, or else that of the newest earlier attempt that has one.
+    Raise Damaged if there is none, or if it cannot be decoded.
     """
     from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
 

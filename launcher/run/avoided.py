@@ -19,9 +19,9 @@ def avoided(run: RunDir, now: float | None = None) -> list[Exclusion]:
     return [exclusion for exclusion in readable(run.avoided, list[Exclusion]) or [] if exclusion.until > now]
 
 
-def is_over(run: RunDir, now: float) -> bool:
-    """Return whether the file still lists an exclusion that has expired by `now`, after which a queued job may be
-    allowed on that host again.
+def has_expired(run: RunDir, now: float) -> bool:
+    """Return whether the file still lists an exclusion that has expired by `now`; a queued job may then be allowed on
+    that host again.
     """
     return any(exclusion.until <= now for exclusion in readable(run.avoided, list[Exclusion]) or [])
 

@@ -21,7 +21,9 @@ def new_draft(folder: Path) -> Path:
 
 
 def remove_orphans(folder: Path) -> None:
-    """Remove drafts whose maker has died, as far as this machine can tell."""
+    """Remove the drafts in the folder whose makers have died. A draft that a process of another machine makes stays,
+    because only that machine can tell whether the process lives.
+    """
     for draft in _drafts(folder):
         maker = _maker(draft.name)
         if maker is not None and alive(maker) is False:

@@ -76,7 +76,7 @@ def sync_dir(path: Path) -> None:
 
 
 def sync_files(root: Path, files: Collection[str | Path], folders: Collection[Path]) -> None:
-    """Make new files, and the names in these folders, durable.
+    """Make new files, given by their paths, and the names in these folders durable.
 
     If that would take hundreds of flushes, flush the whole file system of `root`, which must contain all of them, once
     instead.
@@ -123,13 +123,15 @@ def _replace(path: Path, data: bytes, *, fsync: bool) -> None:
 
 
 def write_record(path: Path, record: Any, *, fsync: bool = True) -> None:
-    """Replace the file by the record, durably with `fsync`; if that raises OSError, the old record is still there."""
+    """Replace the file by the record as a line of JSON, durably with `fsync`; if that raises OSError, the old record is
+    still there.
+    """
     write_bytes(path, _line(record), fsync=fsync)
 
 
 def create_record(path: Path, record: Any) -> None:
-    """Write a record to a new file; raise FileExistsError if the file exists. If several processes try, exactly one
-    succeeds.
+    """Write a record to a new file, durable on return; raise FileExistsError if the file exists. If several processes
+    try, exactly one succeeds.
     """
     if not create_records(path.parent, {path: record}):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -145,7 +147,9 @@ def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
 
 
 def _create(root: Path, records: Mapping[Path, Any], made: list[Path]) -> None:
-    """Create the files; add to `made` the paths that did not exist."""
+    """Create those of the files that do not exist, durable on return, and append the path of each to `made` as soon as
+    it has been created.
+    """
     drafts = list[Path]()
     try:
         for path, record in records.items():
@@ -286,7 +290,9 @@ def record_in(line: bytes, kind: type[T]) -> T | None:
 
 
 def scan_lines(path: Path, kind: type[T]) -> Lines[T]:
-    """Return all valid records of a file of lines, and the number of invalid lines."""
+    """Return all valid records of a file of lines, and the number of invalid lines; a file that does not exist has none
+    of both.
+    """
     data = read_bytes(path)
     if data is None:
         return Lines([], 0)
@@ -306,7 +312,7 @@ def scan_lines(path: Path, kind: type[T]) -> Lines[T]:
 
 
 def read_lines(path: Path, kind: type[T]) -> list[T]:
-    """Return all valid records of a file of lines; others are skipped."""
+    """Return all valid records of a file of lines, or an empty list if it does not exist; invalid lines are skipped."""
     return scan_lines(path, kind).records
 
 
@@ -369,7 +375,9 @@ def _sync_file(path: str | Path) -> None:
 
 
 def _sync_file_system(path: Path) -> bool:
-    """Flush the whole file system of `path` and return True, or return False if that is not possible."""
+    """Flush the whole file system of `path` and return True, or return False if the C library has no `syncfs` or the
+    call fails.
+    """
     import ctypes  # late: only many files need it, and Python has no os.syncfs
 
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -26,7 +26,7 @@ class GraphDir:
 
     record = NamedFile("graph.json")
     spec = NamedFile("spec.yaml")  # as it was submitted
-    code = NamedFile("code")  # the code at submit, of which every step is
+    code = NamedFile("code")  # the code as it was at submit, which all steps run
     lock = NamedFile(".lock")  # held by the process that starts missing steps
     complete = NamedFile("complete")  # exists once every step was started: a run that is missing after that was removed
 
@@ -106,8 +106,9 @@ def known_graphs() -> list[GraphDir]:
 
 
 def find_graph(ref: str) -> GraphDir | None:
-    """Return the graph with this id or unique beginning of an id, or None if there is none. A beginning that fits a run
-    outside the graph as well is not unique.
+    """Return the graph with this id or this beginning of an id, or None if there is none.
+
+    A beginning counts only if one graph alone has it, and no run except steps of that graph.
     """
     known = known_graphs()
     found = [one for one in known if one.id == ref] or [one for one in known if ref and one.id.startswith(ref)]
@@ -149,7 +150,7 @@ def graph_of_step(run: str, path: Path) -> str | None:
     return None
 
 
-def given_to(run: RunDir) -> tuple[RunId, ...]:
+def checkpoint_sources(run: RunDir) -> tuple[RunId, ...]:
     """Return the ids of the runs whose checkpoints must be copied to the cluster of this run before it starts; none
     unless it is a step of a graph.
     """
@@ -158,7 +159,9 @@ def given_to(run: RunDir) -> tuple[RunId, ...]:
 
 
 def missing_of(graph: GraphDir) -> list[GraphStep]:
-    """Return the steps that have no run, because their submit is still active or was interrupted."""
+    """Return the steps that have no run yet, because their submit is still active or was interrupted; none if all were
+    submitted once, or if the graph's record is unreadable.
+    """
     record = None if graph.complete.exists() else readable(graph.record, GraphRecord)
     return [step for step in record.steps if not (graph.runs / step.run).exists()] if record is not None else []
 

@@ -24,14 +24,14 @@ _Sizes = Annotated[tuple[Annotated[tuple[int, ...], msgspec.Meta(max_length=16)]
 class HangKind(StrEnum):
     """Reasons why ranks wait for ever."""
 
-    NEVER_ENTERED = auto()
-    DIFFERENT_COLLECTIVES = auto()
-    DIFFERENT_SHAPES = auto()
-    LEFT_EARLY = auto()
-    FROZEN = auto()
-    DEAD_PEER = auto()
-    SLOW_LINK = auto()
-    STORAGE = auto()
+    NEVER_ENTERED = auto()  # some ranks do other work and have not entered a collective in which others wait
+    DIFFERENT_COLLECTIVES = auto()  # ranks of one process group called different operations
+    DIFFERENT_SHAPES = auto()  # they called the same operation with tensors of different sizes or types
+    LEFT_EARLY = auto()  # some ranks finished, or are exiting, while others wait for them
+    FROZEN = auto()  # a rank is stopped by a signal or a debugger, or stuck in the kernel or in native code
+    DEAD_PEER = auto()  # a rank died, and the others still wait for it
+    SLOW_LINK = auto()  # all ranks are in the same collective, and bytes still move
+    STORAGE = auto()  # every rank outside a collective waits for a disk
     NOBODY_IN_A_COLLECTIVE = auto()
     UNKNOWN = auto()
 
@@ -122,15 +122,15 @@ class RankTimes(msgspec.Struct, frozen=True):
 class LastRank(msgspec.Struct, frozen=True):
     """The rank for which the other ranks of its process group waited longest in the newest collectives.
 
-    It entered `last_into` of `collectives` last, `by_s` seconds after the usual rank; `share` is the part of the
-    others' waiting time that they wait for it, from 0 to 1.
+    It entered `last_into` of `collectives` last, `by_s` seconds after the median of the other ranks; `share` is the
+    part of the others' waiting time that they wait for it, from 0 to 1.
     """
 
     rank: _Rank
     node: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
     last_into: int  # how many of the `collectives` it entered last
     collectives: int
-    by_s: float  # seconds after the usual rank, in those collectives
+    by_s: float  # seconds after the median of the other ranks, in those collectives
     share: float  # of the time that other ranks wait
 
     def __str__(self) -> str:

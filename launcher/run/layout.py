@@ -1,4 +1,7 @@
-"""The name of every file in the run directory, in one place; nothing here reads or writes the disk."""
+"""The name of every file in the run directory, in one place; nothing here reads or writes the disk. A node is one
+machine of an attempt, known by its index; its agent is the launcher's process there, and its zygote a process that
+imports torch once and forks the ranks.
+"""
 
 import re
 from dataclasses import dataclass
@@ -24,7 +27,9 @@ class Located(Protocol):
 
 
 class NamedFile:
-    """A descriptor for a file or folder with a fixed `name` in the folder of its object; of the class it is itself."""
+    """A descriptor for a file or folder with a fixed name: on an object with a folder, it gives the path of `name` in
+    that folder; on the class, it gives itself.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -86,8 +91,8 @@ class AttemptDir:
         return self.path / f"node-{index:02d}"
 
     def node_started(self, index: int) -> Path:
-        """Return the file that the supervisor of node `index` creates to claim, once, the start of the attempt there;
-        the leader's node has none.
+        """Return the file that the supervisor of node `index` of an SSH pool creates to claim, once, the start of the
+        attempt there; the node whose supervisor leads the attempt has none.
         """
         return self.node(index) / "started"
 
@@ -118,11 +123,15 @@ class AttemptDir:
         return self.node(index) / f"health-{device.replace(':', '-')}.log"
 
     def reserve_log(self, index: int) -> Path:
-        """Return the log of the processes in reserve of node `index`, until they become ranks."""
+        """Return the log of the node's processes in reserve, which were started to replace lost ranks at once, until
+        they become ranks.
+        """
         return self.node(index) / "reserve.log"
 
     def reserve(self, index: int, number: int) -> Path:
-        """Return the FIFO on which the process in reserve with this number reports to the agent of node `index`."""
+        """Return the FIFO on which the process in reserve (started to replace a lost rank at once) with this number
+        reports to the agent of node `index`.
+        """
         return self.node(index) / f"reserve-{number:03d}"
 
     def progress(self, index: int, local_rank: int) -> Path:
@@ -153,7 +162,9 @@ class AttemptDir:
 
 
 def debug_socket(progress: Path) -> Path:
-    """Return the socket, beside a rank's FIFO, at which the rank's breakpoint() waits for a debugger."""
+    """Return the socket at which a rank's breakpoint() waits for a debugger; it is beside `progress`, the FIFO on which
+    the rank reports.
+    """
     return progress.with_suffix(".pdb")
 
 

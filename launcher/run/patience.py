@@ -36,8 +36,8 @@ def waiting_for_disks(note: Callable[[str], None] | None = None) -> Iterator[Non
 
 
 def patiently(act: Callable[[], T]) -> T:
-    """Return the result of `act`. If it fails because of a disk and this thread retries (`waiting_for_disks`), it is
-    repeated until it succeeds.
+    """Return the result of `act`. If it raises an OSError of a full or failing disk and this thread retries
+    (`waiting_for_disks`), it is repeated until it succeeds; any other error is raised.
 
     A repetition of `act` must be harmless, whether the failed call did all, some or nothing of its work.
     """

@@ -80,7 +80,9 @@ def raise_descriptors() -> None:
 
 
 def users_limits() -> list[tuple[int, int]]:
-    """Return the resource limits that this process has changed, each with the soft limit that the user had before."""
+    """Return (resource, the soft limit that the user had before) for each resource limit that this process has changed;
+    a resource is a constant of the module `resource`.
+    """
     return list(_before.items())
 
 
@@ -352,20 +354,20 @@ def ends_in_time(child: "subprocess.Popen[bytes]", limit_s: float, is_too_much: 
     end = os.pidfd_open(child.pid)  # readable when it ends: no step of a polling loop is lost on a quick one
     deadline = time.monotonic() + limit_s
     try:
-        while not (ended := _readable(end, max(0.0, min(_LOOK_EVERY_S, deadline - time.monotonic())))):
+        while not (ended := _ends_within(end, max(0.0, min(_LOOK_EVERY_S, deadline - time.monotonic())))):
             if is_too_much() or time.monotonic() >= deadline:
                 break
         return ended and child.poll() is not None
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
-            if _readable(end, _DEAD_WITHIN_S):
+            if _ends_within(end, _DEAD_WITHIN_S):
                 child.wait()
         os.close(end)
 
 
-def _readable(handle: int, timeout_s: float) -> bool:
-    """Return whether the process behind the pidfd has ended within `timeout_s`."""
+def _ends_within(handle: int, timeout_s: float) -> bool:
+    """Wait up to `timeout_s` for the process behind the pidfd to end, and return whether it has ended."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))

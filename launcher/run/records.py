@@ -421,7 +421,7 @@ class DrainRequest(msgspec.Struct, frozen=True):
 
     nodes: tuple[int, ...] = ()  # without ranks for the rest of the attempt
     why: dict[int, str] = {}  # the scheduler's reasons, for nodes that it drains
-    moves: tuple[MoveRequest, ...] = ()  # once each, in this order; such a node may get other ranks later
+    moves: tuple[MoveRequest, ...] = ()  # each is made once, in this order; a node in `moves` alone may get ranks again
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -64,8 +64,9 @@ def hide_from_git(folder: Path) -> None:
 
 
 def variable_of(path: str) -> str | None:
-    """Return the environment variable that moves the launcher's files, if these are at, above or below this path; else
-    None.
+    """Return the name of the environment variable that moves the launcher's files which are at, above or below `path`:
+    LAUNCH_RUNS for the folder of runs, XDG_STATE_HOME for that of the user's lists. Return None if neither folder is
+    there.
     """
     at, named = Path(os.path.abspath(path)), os.environ.get("LAUNCH_RUNS")
     root, state = Path(named).absolute() if named else None, _folder().parent
@@ -149,7 +150,7 @@ def names() -> frozenset[str]:
 
 
 def changed_ns() -> int:
-    """Return when the list of runs was last changed, by the time of its folder, or 0 if there is no list."""
+    """Return when the list of runs was last changed, in nanoseconds of Unix time, or 0 if there is no list."""
     try:
         return _folder().stat().st_mtime_ns
     except OSError:
@@ -248,7 +249,9 @@ def state_folder() -> Path:
 
 @lru_cache(maxsize=4)
 def _launch_folder(home: str) -> Path:
-    """Return our folder in a folder for state; it is asked for once for each of many runs."""
+    """Return the launcher's folder in `home`, the folder for the state of all programs. The result is cached, because
+    it is needed for each of many runs.
+    """
     return Path(home) / "launch"
 
 

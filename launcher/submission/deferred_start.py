@@ -13,7 +13,7 @@ from launcher.places.other_runs import OtherRuns
 from launcher.plan.model import Plan
 from launcher.run.attempts import newest, read_intent, read_plan
 from launcher.run.durable import write_record
-from launcher.run.graphs import given_to
+from launcher.run.graphs import checkpoint_sources
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.locks import locked
@@ -82,7 +82,7 @@ def fetch_given_checkpoints(run: RunDir) -> None:
     """Fetch the checkpoints that the run's spec takes from runs of other steps of its graph, if these runs wrote them
     on other machines.
     """
-    for name in given_to(run):
+    for name in checkpoint_sources(run):
         other = RunDir(run.path.parent / name)
         attempt = newest(other)
         if attempt is None:

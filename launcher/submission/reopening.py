@@ -31,7 +31,7 @@ from launcher.run.durable import (
     readable,
     write_record,
 )
-from launcher.run.graphs import given_to
+from launcher.run.graphs import checkpoint_sources
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.ownership import is_ours_alone
 from launcher.run.records import ANEW, Event, Gone
@@ -181,7 +181,7 @@ def _next_request(
     wish = Request(
         run.spec, spec, overrides, place.name, where, project, found.listed, python,
         as_run=ShippedRun(repeat=repeat_of(before), roles=next_attempts_of_roles(run)), defaults=place.defaults,
-        notifying=_recipients_now(run, spec, before), awaited=awaited, deferred=waits and bool(given_to(run)),
+        notifying=_recipients_now(run, spec, before), awaited=awaited, deferred=waits and bool(checkpoint_sources(run)),
         roles=code_of_roles(spec, found, python, Path(before.project)),
     )  # fmt: skip
     wish, problems = waiting(wish)

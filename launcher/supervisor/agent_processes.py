@@ -1,4 +1,7 @@
-"""Start and watch the agent processes of an attempt on this machine, and restart those that die."""
+"""Start and watch the agent processes of an attempt on this machine, and restart those that die. An agent must leave
+when its lease has expired: when it has not reached the coordinator for a while. A standby is a process with finished
+imports which an agent's zygote has left, and which can become the next agent.
+"""
 
 import os
 import resource
@@ -54,7 +57,7 @@ _FROZEN_S, _FROZEN_LOOK_S = 1.0, 0.5  # until an agent that a signal has stopped
 
 
 class FrozenWatch:
-    """The time for which an agent has been frozen, for a caller that checks the agent often."""
+    """The time for which an agent has been frozen (stopped by a signal), for a caller that checks the agent often."""
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:
         self._clock, self._looked_at, self._since = clock, 0.0, 0.0
@@ -157,7 +160,9 @@ class AgentProcess:
         self.gate = None
 
     def ended(self) -> int | None:
-        """Return the wait status of an ended process that is no child of ours, else None."""
+        """Return the wait status if the process has ended and is no child of ours; None for a child, which is reaped
+        instead.
+        """
         return None
 
     def signal(self, number: int) -> None:
@@ -175,8 +180,8 @@ class AgentProcess:
         return {one for one in (self.pid, self.place and self.place.pid) if one}
 
     def copies(self) -> HistoryCopies | None:
-        """Return the memory in which the coordinator in this agent reads how much history is copied, or None before the
-        start.
+        """Return the memory, shared with the coordinator in this agent, in which the supervisor says how much of
+        events.jsonl is on other hosts; None before the start.
         """
         return self.lease.copies if self.lease is not None else None
 
@@ -249,7 +254,9 @@ class AdoptedAgent(AgentProcess):
         return self.process.pid
 
     def ended(self) -> int | None:
-        """Return the wait status of the process if it has ended, else None: without an exit code it was killed."""
+        """Return the wait status of the process if it has ended, else None. A process that has set no exit code in its
+        lease counts as killed.
+        """
         if self.pid is None or not select.select([self.handle], [], [], 0.0)[0]:
             return None
         code = self.lease.exit_code if self.lease is not None else None
@@ -533,9 +540,7 @@ class AgentProcesses:
         return None
 
     def all_gone(self, for_good: bool) -> bool:
-        """Return True if no agent runs and none waits to be restarted; with `for_good`, return True even if some wait
-        for that.
-        """
+        """Return True if no agent runs and, unless `for_good`, none waits to be restarted."""
         return all(agent.pid is None and (for_good or agent.returns_at is None) for agent in self._agents)
 
     def signal_first(self) -> None:
@@ -543,7 +548,7 @@ class AgentProcesses:
         self._agents[0].signal(signal.SIGTERM)
 
     def wait_for_others(self, agents: Sequence[AgentProcess], timeout_s: float) -> None:
-        """Wait up to `timeout_s` for all of the agents but the first to exit, as they were asked to."""
+        """Wait up to `timeout_s` until all of `agents` but the first have exited; they were asked to before."""
         waiting = {agent.pid for agent in agents[1:] if agent.pid is not None}
         of_other_roles = [agent for agent in self._agents if all(agent is not one for one in agents)]
         deadline = time.monotonic() + timeout_s
@@ -560,8 +565,8 @@ class AgentProcesses:
         end_all(lambda: [pid for agent in agents for pid in agent.tree()])
 
     def end(self, standbys_of: Sequence[AgentProcess] = ()) -> None:
-        """End every process below this one, except those to spare and the standbys in the `place` of the agents in
-        `standbys_of`.
+        """End every process below this one, except the processes `spared` when this object was made, and the standbys
+        in the `place` of the agents in `standbys_of`.
         """
         theirs = {agent.pid for agent in standbys_of}
         self.end_now([agent for agent in self._agents if isinstance(agent, AdoptedAgent)])
@@ -599,7 +604,9 @@ class AgentProcesses:
 
 
 def comes_back(status: int) -> bool:
-    """Return whether an agent that ended with this wait status should be started again."""
+    """Return whether an agent that ended with this wait status should be started again: always, unless it exited
+    because all is done or because a newer attempt took over.
+    """
     return os.WIFSIGNALED(status) or os.WEXITSTATUS(status) not in (Exit.OK, Exit.FENCED)
 
 

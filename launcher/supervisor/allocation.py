@@ -26,8 +26,8 @@ class EndRequests(Protocol):
     """A source of requests to end the attempt early."""
 
     def next_check(self) -> float | None:
-        """Return the time at which to call `to_end` again if nothing wakes the supervisor earlier, or None if something
-        always will.
+        """Return the time, by time.monotonic, at which to call `to_end` again if nothing wakes the supervisor earlier,
+        or None if something always will.
         """
 
     def to_end(self) -> bool:

@@ -146,7 +146,9 @@ def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
 
 
 def pass_on_stop(before: AttemptDir | None, attempt: AttemptDir) -> None:
-    """Copy a stop request to `attempt` that was written to the attempt `before` just after that had ended."""
+    """Copy to `attempt` the stop request of the attempt `before`, which came just after that attempt had ended. Do
+    nothing if there is none, if `before` is None, or if `attempt` has a request of its own.
+    """
     late = readable(before.stop, StopRequest) if before is not None else None
     if late is not None and not attempt.stop.exists():
         write_record(attempt.stop, late)
@@ -289,7 +291,9 @@ def write_failure(
 
 
 def announce_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd) -> None:
-    """Append to the history how the run is about to end, for hosts that have it before that is written."""
+    """Append the end `end` to events.jsonl before the end record is written, so that other hosts, to which events.jsonl
+    is copied, have it even if this one fails.
+    """
     text = f"about to end: {end.message or end.state}"
     append_line(run.events, Event(time.time(), attempt.number, "ending", text, cause=end.cause, end=end))
 

@@ -118,7 +118,7 @@ class Handover:
             return False
 
 
-def is_being_handed(run: RunDir, to: str) -> Refused:
+def handover_error(run: RunDir, to: str) -> Refused:
     """Return the error for a cancel that comes while the submitter is handing the run over; `to` names the place."""
     hint = f"hint: launch cancel {run.path.name} again, in a moment"
     return Refused(f"{run.path.name} is being handed to {to}: nothing was ended", hint)

@@ -37,7 +37,7 @@ class Strategy:
 
     def carry(self, attempt: AttemptDir | None) -> int:
         """Run `attempt` and the attempts that follow it here; return the exit code of the last, or `leaves_with` if the
-        run continues elsewhere.
+        run continues elsewhere or `attempt` is None.
         """
         while attempt is not None:
             log_to(attempt.supervisor_log)

@@ -1,4 +1,5 @@
-"""Hold a run back while it must wait: for a hold, a start time, other runs, its number, or free resources.
+"""Hold a run back while it must wait: for a hold, a start time, other runs, its number, or free resources. An
+awaited event is that another run succeeds, ends or reaches a step.
 
 Waiter.wait ─┬─ held, too early, behind other runs ─► the reason is in `state.json`, where status and board read it
              ├─ what it waits for cannot happen ────► its end is written

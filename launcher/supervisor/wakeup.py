@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Wakeup:
-    """A sleep that ends early on SIGCHLD, SIGTERM and the given warning signals."""
+    """A sleep that ends early on SIGCHLD, on SIGTERM (`stop_asked`), and on the given warning signals (`warned`)."""
 
     def __init__(self, warnings: Collection[int] = ()) -> None:
         self.stop_asked = False

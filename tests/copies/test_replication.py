@@ -102,7 +102,7 @@ def test_a_draft_that_many_ask_for_at_once_is_committed_once(tmp_path, monkeypat
         asked.append(1)
         if len(asked) == 8:
             all_have_asked.set()
-        files.settle(Save("step", 20, draft.digest))
+        files.commit(Save("step", 20, draft.digest))
 
     def held_up(*how):
         calls.append(how)

@@ -145,7 +145,7 @@ def fetch_to_resume_from(run: RunDir, holders: Holders, bring: Callable[[Held], 
     """
     brought = first_that_comes(holders.newest_first(), bring, _report_passed_over)
     newest = brought[0] if brought is not None else None
-    settle_for(run, newest, holders)
+    report_if_older(run, newest, holders)
     try:
         for best in holders.newest_first(kind="best")[:1]:
             bring(best)
@@ -154,9 +154,9 @@ def fetch_to_resume_from(run: RunDir, holders: Holders, bring: Callable[[Held], 
     return newest
 
 
-def settle_for(run: RunDir, wanted: Held | None, holders: Holders) -> None:
-    """Report it to the user if `wanted`, the checkpoint from which the run resumes (None for none), is older than the
-    last one that it saved.
+def report_if_older(run: RunDir, wanted: Held | None, holders: Holders) -> None:
+    """Report to the user if `wanted`, the checkpoint from which the run resumes (None for none), is older than the last
+    one that the run saved.
 
     Raise Unreachable if the run would begin without any although a machine that does not answer may have one, unless a
     user has allowed that.

@@ -155,7 +155,7 @@ class Holders:
         self, hosts: Iterable[str], wanted: Held, name: str, take: Callable[[str, Iterator[bytes]], T]
     ) -> T:
         """Ask the hosts one after another for the file, and return the result of `take` (host, bytes) for the first
-        that has it undamaged.
+        that has it undamaged; raise NotTransferred if none has.
         """
         what = name or "its manifest"
         troubles: dict[str, LaunchError] = {}

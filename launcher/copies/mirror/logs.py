@@ -22,10 +22,10 @@ _asked: set[Path] = set()  # who follows what a run writes here does not wait fo
 
 def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
     """Copy what is new of the remote attempts' logs and metrics by one call of `bring`, which takes these attempts and
-    returns the errors by machine.
+    returns its errors by machine.
 
-    Once the run has ended and everything is here, mark the attempts, for which later calls do nothing. `theirs` tells
-    whether an attempt's ranks wrote on other machines.
+    Once the run has ended and all was copied without an error, mark the attempts, for which later calls do nothing.
+    `theirs` tells whether an attempt's ranks wrote on other machines.
     """
     every = attempts(run)
     there = [attempt for attempt in every if theirs(attempt)]
@@ -44,7 +44,8 @@ def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
 
 
 def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
-    """Return by name how many bytes of each file this machine has, which are not fetched again.
+    """Return how many bytes of each file of logs and metrics this machine has, by its path in the run's folder; these
+    bytes are not fetched again.
 
     A file that ranks on this machine write counts as known completely, because a remote file may have the same name.
     `theirs` tells whether an attempt's ranks wrote on other machines.

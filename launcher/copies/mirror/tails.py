@@ -115,8 +115,8 @@ def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
 
 
 def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
-    """Append a piece to the copy of its file below `root`; raise LaunchError if its name is not below one of the
-    folders.
+    """Write a piece at its offset into the copy of its file below `root`, which is created if it is missing. Raise
+    LaunchError if its name is not below one of the folders, or if it cannot be written here.
     """
     steps = tail.name.split("/")
     if {"", ".", ".."} & set(steps) or not any(f"{tail.name}/".startswith(f"{folder}/") for folder in folders):

@@ -24,7 +24,7 @@ from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import AwaitedRun, Plan
 from launcher.plan.queueing import not_taken, only_behind
 from launcher.run.attempts import newest, read_plan
-from launcher.run.avoided import avoided, forget, is_over
+from launcher.run.avoided import avoided, forget, has_expired
 from launcher.run.durable import read_record, readable, write_record
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import DISK_ERRORS
@@ -117,7 +117,7 @@ def _drop_expired_exclusions(
     """
     now, waiting = time.time(), {job.id for job in jobs if job.phase is Phase.QUEUED}
     for (run, attempt), handle in zip(attempts, handles, strict=True):
-        if handle is not None and handle.job_id in waiting and is_over(run, now):
+        if handle is not None and handle.job_id in waiting and has_expired(run, now):
             left = [exclusion.host for exclusion in avoided(run, now)]
             queue.start_again(read_plan(run, attempt.number), handle.job_id, left)
             forget(run, now)

@@ -46,7 +46,7 @@ from launcher.run.records import ClusterAnswer, Exclusion, Handle
 from launcher.spec.model import JobSpec, Login
 from launcher.status.checkpoints import Checkpoint
 from launcher.supervisor.attempt_end import grace_s_of
-from launcher.supervisor.handover import Handover, is_being_handed
+from launcher.supervisor.handover import Handover, handover_error
 
 _LONG_S = 1200.0  # it may have to ask further hosts, whose disks are walked
 _MOST_WHERE = 200
@@ -199,7 +199,7 @@ class LoginCluster(Place):
         handover = Handover.of(run, attempt)
         if handover.is_open():
             if handover.is_in_hand():
-                raise is_being_handed(run, "its login node")
+                raise handover_error(run, "its login node")
             with handover.held(wait=True):
                 if handover.is_open() and len(handover.members) == 1 and withdraw(handover):
                     return CancelReport((), already=False)

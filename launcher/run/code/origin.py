@@ -118,7 +118,9 @@ def _in_lfs(path: Path, committed: bytes | None) -> bool:
 
 
 def _texts(project: Path, blobs: Collection[str]) -> Mapping[str, bytes]:
-    """Return the contents of the blobs by their ids."""
+    """Return the contents of the blobs by their ids, from the repository of `project`; those that git does not find are
+    left out.
+    """
     wanted = sorted(blobs)
     output = git_output(project, ("cat-file", "--batch"), stdin="".join(f"{blob}\n" for blob in wanted).encode()) or b""
     return dict(_answers(wanted, output))

@@ -32,9 +32,11 @@ def written(code: Path, frozen: Collection[str], patterns: Sequence[str]) -> lis
     return sorted(name for name in names if not globs or any(glob.matches(name) for glob in globs))
 
 
-def take(code: Path, names: Sequence[str], folder: Path) -> list[Path]:
-    """Link the named files into another folder, replacing files there but skipping symbolic links; return the new
-    paths.
+def link_into(code: Path, names: Sequence[str], folder: Path) -> list[Path]:
+    """Link the named files of the folder `code` into another folder, or copy them if links are impossible; return the
+    new paths.
+
+    Files there are replaced; symbolic links and names that are no files are skipped.
     """
     taken = []
     for name in names:

@@ -1,5 +1,5 @@
 """Decide which notifications of a run are due (started, restarted, stalled, ended), from its records and the time. Pure
-functions.
+functions. Each message has a key, unique in its run, so that it is sent once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ class Glance(msgspec.Struct, frozen=True):
 
 
 def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
-    """Return every message that should have been sent by the time `at`; messages that were sent are included."""
+    """Return every message that should have been sent by the Unix time `at`; messages that were sent are included."""
     state = glance.state
     if state is None:
         return []

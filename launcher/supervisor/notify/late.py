@@ -65,8 +65,8 @@ def end_of(what: Notifying, status: RunStatus, events: Sequence[Event], at: floa
 
 
 def _is_late(run: RunDir, status: RunStatus, now: float) -> bool:
-    """Return whether the run ended so long ago, other than by a cancel, that none of its own processes can still be
-    sending.
+    """Return whether the run ended, other than by a cancel, so long ago that none of its own processes can still be
+    sending: more than LATE_S seconds (15 minutes), or at an unknown time.
     """
     attempt = newest(run)
     if attempt is None or not status.state.ended or (status.ended_at is not None and now - status.ended_at < LATE_S):

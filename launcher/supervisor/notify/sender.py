@@ -268,7 +268,8 @@ def send_all(run: RunDir, number: int, linger_s: float) -> None:
 def _lock_once_free(run: RunDir, stdin: "select.poll", stack: ExitStack) -> bool:
     """Wait for the lock that the previous attempt's sender holds until it sees the newer attempt, and return True.
 
-    `stack` then holds the lock. Return False if stdin ends first, and the lock does not become free soon.
+    `stack` then holds the lock. Return False if stdin has ended and the lock has not become free within _TURN_S
+    seconds.
     """
     until: float | None = None
     while stack.enter_context(locked(run.notify_lock, optional=True)) is None:

@@ -14,7 +14,7 @@ from launcher.places.batch.look import look
 from launcher.places.slurm.queries.values import FIELD, ROW
 from launcher.places.slurm.queue import SlurmSystem
 from launcher.run.attempts import new_attempt, read_intent
-from launcher.run.avoided import avoided, is_over
+from launcher.run.avoided import avoided, has_expired
 from launcher.run.durable import create_record, make_dir, read_record, write_record
 from launcher.run.layout import BatchDir
 from launcher.run.records import AttemptEnd, ClusterAnswer, Exclusion, Handle, RunState, Site
@@ -237,7 +237,7 @@ def test_where_slurm_is_silent_it_is_told_the_next_time(clients, submitted, scon
     clients.rows(("7", "PENDING", "launch:mine"))
     clients.silent("scontrol")
     phases(one)
-    assert is_over(one[0], time.time())
+    assert has_expired(one[0], time.time())
 
 
 @pytest.mark.parametrize(("hosts", "left"), [((), ""), (("node1",), "node2")])

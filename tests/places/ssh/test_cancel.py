@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from launcher.api import Run
 from launcher.copies import news
-from launcher.copies.mirror.fetch import settle_for
+from launcher.copies.mirror.fetch import report_if_older
 from launcher.errors import LaunchError, NotStarted, Refused, Unreachable
 from launcher.places.place import CancelReport
 from launcher.places.ssh import host_clients, run_hosts
@@ -272,13 +272,13 @@ def test_only_a_pool_has_hosts_that_nobody_else_watches(tmp_path):
 
 def test_that_it_goes_on_from_less_is_said(hosts, run, messages, tmp_path):
     hosts.mirror.state(State.RUNNING, checkpoint=40)
-    settle_for(hosts.run, None, holders_of(hosts.run))
+    report_if_older(hosts.run, None, holders_of(hosts.run))
     assert messages == [], "such checkpoints as only the program knows"
     hosts.cut.add("node0")
     run.cancel(gone=["node0"])
-    settle_for(hosts.run, None, holders_of(hosts.run))
+    report_if_older(hosts.run, None, holders_of(hosts.run))
     (held,) = partial.inventory(save_part(tmp_path / "made", 5, range(2)).parent)
-    settle_for(hosts.run, held, holders_of(hosts.run))
+    report_if_older(hosts.run, held, holders_of(hosts.run))
     before = "the checkpoint of step 40 is not whole on the hosts that answer: "
     assert messages == [f"{before}it begins anew", f"{before}it continues from step 5"]
 
@@ -305,7 +305,7 @@ def test_a_person_who_says_so_lets_it_begin_anew_without_a_silent_host(hosts, ru
     hosts.mirror.state(State.FAILED, checkpoint=40)
     hosts.cut.add("node0")
     with pytest.raises(Unreachable, match="--anew"):
-        settle_for(hosts.run, None, holders_of(hosts.run))
+        report_if_older(hosts.run, None, holders_of(hosts.run))
     append_line(hosts.run.events, Event(1.0, attempts(hosts.run)[-1].number, ANEW, ""))
-    settle_for(hosts.run, None, holders_of(hosts.run))
+    report_if_older(hosts.run, None, holders_of(hosts.run))
     assert messages[-1] == "the checkpoint of step 40 is not whole on the hosts that answer: it begins anew"

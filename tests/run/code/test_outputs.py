@@ -2,7 +2,7 @@
 
 import os
 
-from launcher.run.code.outputs import take, written
+from launcher.run.code.outputs import link_into, written
 
 
 def tree(root, *names):
@@ -23,10 +23,10 @@ def test_what_is_written_is_what_is_none_of_the_code(tmp_path):
 
 def test_taken_again_it_is_as_it_is_now(tmp_path):
     code, folder = tree(tmp_path / "code", "results/b.csv"), tmp_path / "outputs"
-    assert take(code, ["results/b.csv"], folder) == [folder / "results" / "b.csv"]
+    assert link_into(code, ["results/b.csv"], folder) == [folder / "results" / "b.csv"]
     (code / "results" / "new").write_text("other")
     os.replace(code / "results" / "new", code / "results" / "b.csv")
-    take(code, ["results/b.csv"], folder)
+    link_into(code, ["results/b.csv"], folder)
     assert (folder / "results" / "b.csv").read_text() == "other"
     assert sorted(path.name for path in (folder / "results").iterdir()) == ["b.csv"]
 
@@ -34,4 +34,4 @@ def test_taken_again_it_is_as_it_is_now(tmp_path):
 def test_links_and_what_is_gone_are_left(tmp_path):
     code = tree(tmp_path / "code", "a")
     (code / "link").symlink_to("/etc/hostname")
-    assert take(code, ["a", "gone", "link"], tmp_path / "outputs") == [tmp_path / "outputs" / "a"]
+    assert link_into(code, ["a", "gone", "link"], tmp_path / "outputs") == [tmp_path / "outputs" / "a"]

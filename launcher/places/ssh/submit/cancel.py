@@ -21,7 +21,7 @@ from launcher.run.durable import read_record
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, ClusterAnswer, Exclusion
 from launcher.supervisor.attempt_end import cancelled, write_end
-from launcher.supervisor.handover import Handover, is_being_handed, is_open
+from launcher.supervisor.handover import Handover, handover_error, is_open
 
 _MOST_NAMED, _LONGEST_NAME = 8, 100
 
@@ -47,7 +47,7 @@ def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> C
                     return report
                 handover.withdraw()
                 return CancelReport(report.ended, already=False)
-    raise is_being_handed(run, "its hosts")
+    raise handover_error(run, "its hosts")
 
 
 def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
