@@ -75,7 +75,9 @@ class Run:
 
     @classmethod
     def get(cls, ref: str) -> "Run":
-        """Return the run with this id, unique beginning of an id, name given by its user, or `last`."""
+        """Return the run with this id, unique beginning of an id, name given by its user, or `last`; raise NoSuchRun if
+        there is none.
+        """
         return run(ref)
 
     def status(self, fresh_s: float = 0.0) -> "RunStatus":
@@ -735,10 +737,11 @@ def submit(spec: Spec, *args: Any, on: str = LOCAL, overrides: Sequence[str] = (
     """Start a run on the cluster `on`, and return as soon as its agents are being started.
 
     The spec is a file, the content of one as a dict or an object with such fields (a dataclass, a msgspec struct), or a
-    function. For content, the project is that of the current folder. A function is called by each rank with these
-    arguments; keyword arguments that are options of a spec (`resources`, `name`, `env`, ...) are the run's, and
-    `Run.result()` returns what it returns. A LaunchError's `runs` are the ids and folders of runs that exist all the
-    same, such as one that may not have reached its cluster.
+    function. For content, the project is that of the current folder. `overrides` (KEY=VALUE) change the spec. A
+    function is called by each rank with these arguments; keyword arguments that are options of a spec (`resources`,
+    `name`, `env`, ...) are the run's, and `Run.result()` returns what it returns. A LaunchError's `runs` are the ids
+    and folders of runs that exist all the same, such as one that may not have reached its cluster. Raise TypeError for
+    arguments without a function.
     """
     from launcher.submission.functions import as_job, call_of, is_function  # late: of no use to `status`
 

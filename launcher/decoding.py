@@ -41,7 +41,8 @@ class OutOfBounds(ValueError):
 
 
 def within_bounds(answer: T, longest_text: int, most_items: int) -> T:
-    """Return `answer`; raise OutOfBounds if a text, a list or a number in it is too large.
+    """Return `answer`; raise OutOfBounds if a text in it has more than `longest_text` characters, a list or dict more
+    than `most_items` entries, or a number more than 63 bits.
 
     Bytes are not checked: the length of the received line limits them.
     """

@@ -149,7 +149,7 @@ class Fenced(LaunchError):
 def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchError:
     """Return the error with `hint` and with the `runs` that exist.
 
-    Its exit code is that of `error`, unless this means that nothing was started; then it is that of Refused.
+    Its exit code is that of `error`. A BadInput, which would say that nothing was started, becomes Refused.
     """
     lines = error.lines if isinstance(error, LaunchError) else (said_by_the_system(error),)
     kind = Refused if isinstance(error, BadInput) else Unreachable if isinstance(error, Unreachable) else LaunchError

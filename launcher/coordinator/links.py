@@ -20,8 +20,8 @@ from launcher.health.links import (
     Pair,
     SlowLinks,
     better,
-    blame,
     evidence,
+    find_slow,
     ring,
     second_look,
     summary,
@@ -89,7 +89,7 @@ class Links:
             self._measure([pair for pair in ring(nodes) if fresh.intersection(pair)])
             return False
         links = [link for pair, link in self._found.items() if attempt.nodes.usable.issuperset(pair)]
-        found = blame(links, attempt.rules.link_floor_bytes)
+        found = find_slow(links, attempt.rules.link_floor_bytes)
         if not self._looked_twice and (again := second_look(links, found)):
             self._looked_twice = True
             self._measure(again)

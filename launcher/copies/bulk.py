@@ -40,11 +40,11 @@ class Throttle:
 
     @property
     def piece_bytes(self) -> int:
-        """Return how many bytes to send at a time, few enough for two pieces a second."""
+        """Return how many bytes to send at a time: at most what the limit allows in half a second."""
         return PIECE_BYTES if self._limit is None else max(1, min(PIECE_BYTES, int(self._limit / 2)))
 
     def pay(self, count: int) -> None:
-        """Count `count` bytes as sent, and wait as long as the limit requires."""
+        """Count `count` bytes as sent, and sleep until the limit permits more; without a limit, return at once."""
         if self._limit is None:
             return
         now = time.monotonic()
@@ -58,8 +58,8 @@ def send_bytes(peer: socket.socket, data: bytes) -> None:
 
 
 def send_file(peer: socket.socket, file: BinaryIO, size: int, pace: Throttle, unwanted: Callable[[], bool]) -> bool:
-    """Send exactly `size` bytes from the beginning of the file at the pace of the throttle. Return False if sending
-    stopped early because `unwanted` returned True.
+    """Send exactly `size` bytes from the beginning of the file at the pace of the throttle; raise WireError if the file
+    is shorter. Return False if sending stopped early because `unwanted` returned True.
     """
     sent = 0
     while sent < size:

@@ -34,7 +34,7 @@ class DiskFailed(Exception):
 
 
 async def inventory(link: ReplicaLink) -> list[Held]:
-    """Return the checkpoints that the peer has."""
+    """Return the checkpoints that the peer has; raise WireError for an entry that is malformed."""
     listed = await _record(link, protocol.List(), list[Held])
     try:  # others receive it from the caller
         converted([(one.kind, one.step, one.digest) for one in listed], list[protocol.Save])
@@ -60,7 +60,9 @@ async def arrive(link: ReplicaLink, generation: int, node: int) -> None:
 
 
 async def manifest(link: ReplicaLink, save: protocol.Save) -> tuple[bytes, Manifest]:
-    """Return (the manifest's bytes, its decoded content) of a checkpoint that the peer has committed."""
+    """Return (the manifest's bytes, its decoded content) of a checkpoint that the peer has committed; raise WireError
+    if the peer has another one of that name, or a damaged one.
+    """
     data = await link.take(protocol.Get(save, MANIFEST), _at_most(protocol.MOST_MANIFEST_BYTES), receive_all)
     if digest_of(data) != save.digest:
         raise WireError(f"{save}: the peer has another manifest")
@@ -137,7 +139,7 @@ async def copy(link: ReplicaLink, files: ReplicaFiles, put: protocol.Put, pace: 
 
 
 async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
-    """Return the answer to the request `ask`, decoded as `kind`."""
+    """Send the request `ask` and return its answer, decoded as `kind`; raise WireError if it cannot be decoded."""
     data = await link.take(ask, _at_most(protocol.MOST_LISTED_BYTES), receive_all)
     try:
         return decoder_of(kind).decode(data)

@@ -105,9 +105,10 @@ class ReplicaLink:
 async def linked(
     server: ReplicaAddress, own_address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
 ) -> AsyncIterator[ReplicaLink]:
-    """Open an authenticated connection to a server for the body; raise WireError if that fails.
+    """Connect to a server from the address `own_address`, with proofs of the secret `key` on both sides, for the body;
+    raise WireError if that fails. File contents pass through threads of `pool`.
 
-    It is dropped if the peer sends or accepts nothing for `stall_s` seconds.
+    The connection is dropped if the peer sends or accepts nothing for `stall_s` seconds.
     """
     wire = await dial(server.address, server.port, own_address, key, _from_server, LINE_BYTES)
     try:

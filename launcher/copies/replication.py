@@ -167,10 +167,10 @@ class Replication:
         return decision
 
     async def _ask_first(self, start: Start, ask: Callable[[ReplicaLink], Awaitable[T]]) -> T:
-        """Return the answer of `ask`, called with a connection to the first member; repeat it for a while, because a
-        server refuses connections when all members come at once.
+        """Return the answer of `ask`, called with a connection to the first member; repeat it for some seconds
+        (`members_s` of Patience), because a server refuses connections when all members come at once.
 
-        Raise NotBrought if the first member does not answer.
+        Then raise NotBrought if the first member has not answered.
         """
         until = time.monotonic() + self._patience.members_s
         while True:
@@ -185,8 +185,8 @@ class Replication:
     async def _look_at(self, server: ReplicaAddress, member: bool) -> Sequence[Held] | None:
         """Return the checkpoints that a server has.
 
-        If it does not answer, return None unless it is a `member` of the generation; for a member, try for a while and
-        then raise NotBrought.
+        If it does not answer, return None unless it is a `member` of the generation; for a member, try for some seconds
+        (`members_s` of Patience) and then raise NotBrought.
         """
         if server.node == self._node:
             return await asyncio.to_thread(self._files.list)
@@ -290,7 +290,7 @@ class Replication:
         self, save: Save, choice: SaveChoice, servers: dict[int, ReplicaAddress]
     ) -> tuple[bytes, Manifest]:
         """Return (the manifest's bytes, its decoded content) of the chosen checkpoint, from this node or from one of
-        `servers` (by node) that has it.
+        `servers` (by node) that has it. Raise SaveGone if none of them has it, and NotBrought if none sends it.
         """
         if self._node in choice.with_manifest:
             here = await asyncio.to_thread(self._files.manifest, save)
@@ -309,7 +309,8 @@ class Replication:
 
     async def _bring(self, whole: bytes, get: Get, file: FileEntry, holders: Iterable[ReplicaAddress]) -> None:
         """Fetch the file that `get` asks for, with the entry `file` in the manifest `whole`, from one holder after
-        another; repeat this for as long as any data arrives.
+        another. Try all of them again for as long as data still arrives in any fetch of this node; then raise
+        NotBrought.
         """
         holders = list(holders)
         problem = "no node that is here has it"

@@ -76,8 +76,8 @@ class Agreement:
         await asyncio.shield(session.complete)
 
     def _session(self, generation: int) -> _Session:
-        """Return the session of a generation, new if necessary; raise WireError for a generation that is implausibly
-        far ahead.
+        """Return the session of a generation, a new one for one not asked about before; raise WireError if
+        MOST_SESSIONS others are open.
         """
         if generation not in self._sessions and len(self._sessions) >= MOST_SESSIONS:
             raise WireError(f"it asks of generation {generation}, and others of {MOST_SESSIONS} more")
@@ -112,7 +112,7 @@ class ReplicaServer:
             await self._answer(link, request)
 
     async def _answer(self, link: ReplicaLink, request: protocol.ToServer) -> None:
-        """Carry out one request of the peer."""
+        """Carry out one request of the peer; raise WireError for a Go, since nothing was offered."""
         match request:
             case protocol.List():
                 await _give(link, msgspec.json.encode(await asyncio.to_thread(self._files.list)))
@@ -159,7 +159,7 @@ class ReplicaServer:
 
     async def _put(self, link: ReplicaLink, put: protocol.Put) -> None:
         """Receive a file that a peer offers, or answer that this node has it, or that it lacks the checkpoint to which
-        the file belongs.
+        the file belongs. Raise WireError after a failure, of which the peer is told.
         """
         try:
             manifest = await asyncio.to_thread(self._wanted, put)
@@ -177,7 +177,7 @@ class ReplicaServer:
             await link.send(protocol.Fine())
 
     async def _keep(self, link: ReplicaLink, put: protocol.Put, manifest: bytes) -> None:
-        """Receive the offered file and write it to this node's disk."""
+        """Receive the offered file, which belongs to `manifest`, and write it to this node's disk."""
         await link.receive(lambda peer: self._files.receive(put.save, manifest, put.name, receive(peer, put.size)))
 
     def _wanted(self, put: protocol.Put) -> bytes | None:

@@ -136,8 +136,8 @@ class _Work:
         self.more.set()
 
     def finish(self, over: Callable[[], None]) -> None:
-        """Make the newest checkpoint due, as the run has ended, and call `over` once it is in the store or has failed
-        for good.
+        """Make the newest checkpoint due, as the run has ended, and call `over` once it is in the store or uploading
+        has failed in a way that another try cannot mend.
         """
         self._at_end, self.moved_at = over, time.monotonic()
         self.more.set()
@@ -183,7 +183,8 @@ class _Work:
                 wait_s = min(2 * wait_s, self._rules.retry_max_s)
 
     def _upload_due(self, store: ObjectStore, *, ends: bool) -> bool:
-        """Upload the next checkpoint that is due; return whether another one may be due.
+        """Upload the next checkpoint that is due; return whether another one may be due. Raise _Stopped if `stop` was
+        called.
 
         With `ends`, when the run has ended, the newest is due whatever the rules say.
         """

@@ -87,7 +87,7 @@ def _parts(torch: Any, device: str, work: GpuWork = _GPU_WORK) -> Iterator[Devic
     if device == "cpu":
         _print_line(device=device, name=f"{len(os.sched_getaffinity(0))} cores")
         yield DeviceTrial("matmul float32", lambda: _multiply_on_each_core(torch))
-        yield DeviceTrial("memory", lambda: _keep(torch, device, _HOST_BYTES))
+        yield DeviceTrial("memory", lambda: _check_memory(torch, device, _HOST_BYTES))
         return
     if torch.version.cuda is None and torch.version.hip is None:
         raise Unable(f"this torch ({torch.__version__}) is built for CPUs alone")
@@ -99,9 +99,11 @@ def _parts(torch: Any, device: str, work: GpuWork = _GPU_WORK) -> Iterator[Devic
     yield DeviceTrial(f"matmul {half_name}", lambda: _multiply(torch, device, half, work.tensor_core_rows))
     yield DeviceTrial(
         "memory",
-        lambda: _keep(torch, device, min(work.kept_bytes, int(torch.cuda.mem_get_info(device)[0]) // _PART_OF_FREE)),
+        lambda: _check_memory(
+            torch, device, min(work.kept_bytes, int(torch.cuda.mem_get_info(device)[0]) // _PART_OF_FREE)
+        ),
     )
-    yield DeviceTrial("copies", lambda: _carry(torch, device, work.carried_bytes))
+    yield DeviceTrial("copies", lambda: _check_copying(torch, device, work.carried_bytes))
     yield DeviceTrial("memory errors", lambda: _count_errors(torch, device))
 
 
@@ -127,7 +129,9 @@ def _tried(part: DeviceTrial) -> bool:
 
 
 def _start(torch: Any, device: str) -> str:
-    """Compute something small on the device, which starts its driver; return as text how much of its memory is free."""
+    """Compute something small on the device, which starts its driver; return as text how much of its memory is free.
+    Raise WrongResult if torch sees no GPU of that number.
+    """
     number, there = torch.device(device).index or 0, torch.cuda.device_count()
     if number >= there:
         raise WrongResult(device, f"torch sees {there} GPU{'' if there == 1 else 's'}")
@@ -237,9 +241,9 @@ class _Product:
         return self._torch.cat([values, values]).as_strided((self._size, self._size), (1, 1))
 
 
-def _keep(torch: Any, device: str, size: int) -> str:
-    """Write words, and then their complements, into `size` bytes of memory, so that every bit is once 0 and once 1;
-    compare them and return a short text.
+def _check_memory(torch: Any, device: str, size: int) -> str:
+    """Write 64-bit words, and then their complements, into `size` bytes of memory, so that every bit is once 0 and once
+    1; compare them and return a short text.
 
     Raise WrongResult if a word differs.
     """
@@ -257,7 +261,7 @@ def _keep(torch: Any, device: str, size: int) -> str:
     return f"{8 * len(kept) / 1e6:.0f} MB kept what was written"
 
 
-def _carry(torch: Any, device: str, size: int) -> str:
+def _check_copying(torch: Any, device: str, size: int) -> str:
     """Copy `size` bytes from the host's memory to the device's and back; return the rates as text, or raise WrongResult
     if a byte differs.
     """
@@ -356,7 +360,7 @@ def _words(error: BaseException) -> str:
 
 
 def _print_line(**words: Any) -> None:
-    """Print a line of JSON."""
+    """Print the arguments, by name, as a line of JSON."""
     print(json.dumps(words), flush=True)
 
 

@@ -33,8 +33,8 @@ class SlowLinks:
     slow links, where neither end is known to be the cause.
     """
 
-    wanted: float
-    unfit: tuple[int, ...]
+    wanted: float  # bytes per second
+    unfit: tuple[int, ...]  # node numbers
     slow: tuple[MeasuredLink, ...]
 
 
@@ -60,7 +60,7 @@ def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
     return found
 
 
-def blame(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
+def find_slow(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
     """Return the slow links and the nodes to exclude, which are those all of whose links are slow.
 
     `floor` is the least rate in bytes per second; without it, and with at least three nodes, each link must reach a
@@ -86,8 +86,8 @@ def second_look(links: Collection[MeasuredLink], found: SlowLinks) -> list[Pair]
 
 
 def better(one: MeasuredLink | None, other: MeasuredLink) -> MeasuredLink:
-    """Return the faster of two measurements of a pair, because a node may have been busy during the slower one. `one`
-    may be None.
+    """Return the faster of two measurements of a pair, because a node may have been busy during the slower one; a
+    failed one, or None, counts as slower.
     """
     return other if one is None or one.problem or other.bytes_per_s >= one.bytes_per_s else one
 

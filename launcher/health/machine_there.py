@@ -96,7 +96,7 @@ class MachineFacts:
     cores: int  # that a process of the user may use
     memory: tuple[int, int] | None  # (free, total) bytes of /dev/shm
     open_files: tuple[int, int]  # (soft, hard) limit of a process
-    clock: float
+    clock: float  # Unix time
     is_synchronised: bool
     folders: tuple[FolderFacts, ...]
     is_killed: bool = False  # a user's processes are ended at logout
@@ -146,7 +146,8 @@ def answer(asked: dict[str, Any]) -> MachineFacts | OpenDoors | Measured:
 def look(folders: Sequence[str], user: str = "", *, torch: bool = False) -> MachineFacts:
     """Return the facts about this machine and these folders.
 
-    `user` is the user whose processes may be ended at logout; `torch` adds the facts about this interpreter's torch.
+    `user` is the user whose processes may be ended at logout ("": not asked); `torch` adds the facts about this
+    interpreter's torch.
     """
     return MachineFacts(
         len(os.sched_getaffinity(0)),
@@ -306,8 +307,8 @@ def _why(error: Exception) -> str:
 
 
 def torch_of(python: str, environ: Mapping[str, str], limit_s: float = 60.0) -> Torch:
-    """Return the torch that a script in the interpreter `python` would import; the import may take `limit_s`
-    seconds.
+    """Return the torch that a script in the interpreter `python` would import, with the environment `environ`; a
+    failure is told in its `error`. The import may take `limit_s` seconds.
     """
     # This program's own text: a file here, a word of the command line where it is run as text.
     text = Path(__file__).read_text() if "__file__" in globals() else sys.orig_argv[sys.orig_argv.index("-c") + 1]
@@ -452,7 +453,9 @@ def _meet(line: socket.socket, token: str, *, is_caller: bool) -> BinaryIO:
 
 
 def _ping(line: socket.socket, heard: BinaryIO) -> float:
-    """Send pings over the connection and return the median round trip in seconds."""
+    """Send pings over the connection and return the median round trip in seconds; raise ConnectionError if it is
+    closed.
+    """
     times = []
     for _ in range(PINGS):
         began = time.perf_counter()
@@ -464,7 +467,10 @@ def _ping(line: socket.socket, heard: BinaryIO) -> float:
 
 
 def _flood(line: socket.socket) -> float:
-    """Send data for a while, and return the rate in bytes per second that the receiver has measured."""
+    """Send data for some seconds, and return the rate in bytes per second that the receiver has measured. Raise
+    ConnectionError if it closes the connection, TimeoutError if it does not answer, and ValueError for an impossible
+    rate.
+    """
     line.setblocking(False)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what is still unsent is not wanted
     piece, left, said = memoryview(bytes(_PIECE)), FLOOD_BYTES, b""

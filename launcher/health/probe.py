@@ -105,7 +105,9 @@ class Prober:
             peer.sendall(self._piece[: size - sent])
 
     async def _serve(self, wire: Wire[Ping | Give | Take | Go, FromServer]) -> None:
-        """Answer the requests of one peer."""
+        """Answer the requests of one peer until it closes the connection; raise WireError for a Go, since nothing was
+        offered.
+        """
         link = ReplicaLink(wire, self._pool)
         while (request := await wire.receive()) is not None:
             match request:
@@ -125,9 +127,9 @@ class Prober:
 async def _rate_of(way: Callable[[int], Coroutine[Any, Any, None]]) -> tuple[float, bool]:
     """Return (the rate of a transfer in bytes per second, whether the last transfer completed).
 
-    `way` transfers a number of bytes. More and more bytes are sent until they take long enough to measure, because
-    buffers take the first few at any speed. If a transfer does not complete in time, the rate is an upper bound and the
-    flag False. Raise TimeoutError if even the first does not.
+    `way` transfers a number of bytes. It is called with four times as many until they take long enough to measure,
+    because buffers take the first few at any speed. If a transfer takes longer than _WAY_S seconds, the rate is an
+    upper bound and the flag False. Raise TimeoutError if even the first does.
     """
     size = _FEW_BYTES
     while True:

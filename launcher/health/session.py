@@ -62,7 +62,9 @@ class Helper:
         raise Unreachable(said[-1][:200] if said else "it ended without a word")
 
     def _line(self, until: float) -> bytes:
-        """Return the next line of the program's output, or the part of it that has come by the time `until`."""
+        """Return the next line of the program's output, or b"" at its end. Raise Silent at the time `until` (by
+        `time.monotonic`), and Unreachable if a line is too long.
+        """
         while b"\n" not in self._said:
             more = self._running.read(_MOST_BYTES, max(0.0, until - time.monotonic()))
             if not more:

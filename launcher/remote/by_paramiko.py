@@ -186,7 +186,9 @@ def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
 
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
-    """Return the key that the host presents, without a login on that host; its jump hosts are logged in to."""
+    """Return the key that the host presents, without a login on that host; its jump hosts are logged in to. Raise
+    Unreachable if the host shows none before the deadline (by `time.monotonic`, None for none).
+    """
     _refuse_proxy_commands(target)
     via = _way_to(target, deadline)
     try:
@@ -243,8 +245,8 @@ class ParamikoTransport:
             raise Broken(f"{who(self._target)}: the connection broke: {why(error)}") from None
 
     def way_to(self, target: Target, limit_s: float) -> Session:
-        """Open a channel from this host to another host, over which that one is logged in to, and return it; raise
-        Unreachable if that fails.
+        """Open a channel from this connection's host to the SSH port of the host `target`, for a login there, and
+        return it; raise Unreachable if that fails within `limit_s`.
         """
         try:
             return self._connection.channel_to(target.hostname, target.port, limit_s)
@@ -285,7 +287,7 @@ def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
 
 def _login(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoTransport:
     """Return a connection that is logged in with one of the user's keys; `via` is the connection to the last jump host,
-    or None.
+    or None. Raise NoAccess if the host accepts no key, and another Unreachable if it does not answer.
     """
     connection = _recognized(target, via, deadline)
     try:
@@ -322,7 +324,7 @@ def _recognized(target: Target, via: ParamikoTransport | None, deadline: float |
 
 def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> tuple[ParamikoConnection, HostKey]:
     """Return (a connection with the encryption agreed on, the host's key, which is still unchecked); `via` is the
-    connection to the last jump host, or None.
+    connection to the last jump host, or None. Raise Unreachable if the host does not answer or agree.
     """
     inner = _dial(target, deadline) if via is None else via.way_to(target, max(0.1, deadline - time.monotonic()))
     connection = ParamikoConnection(
@@ -379,7 +381,8 @@ def _dialled(family: int, address: Any, limit_s: float, silence_limit_s: float) 
 
 
 def _addresses(target: Target, deadline: float) -> list[tuple[int, Any]]:
-    """Return the addresses to which the host's name resolves.
+    """Return the addresses to which the host's name resolves, each as (address family, socket address); raise
+    Unreachable if there are none at the deadline.
 
     They are resolved in a thread of their own, because a resolver has no time-out.
     """

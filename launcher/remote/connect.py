@@ -51,7 +51,9 @@ def connect(target: Target, *, deadline: float | None = None) -> "Line":
 
 
 def host_key(target: Target, *, deadline: float | None = None) -> HostKey:
-    """Return the key that the host presents, without a login on that host; its jump hosts are logged in to."""
+    """Return the key that the host presents, without a login on that host; its jump hosts are logged in to. Raise
+    Unreachable if the host shows none before the deadline (by `time.monotonic`, None for none).
+    """
     if target.transport == "openssh":
         from launcher.remote.openssh import shown_key  # late: only one of the two is needed
     else:

@@ -43,22 +43,22 @@ class Silent(Lost):
 
 
 def why(error: BaseException | None) -> str:
-    """Return the first line of an error's message."""
+    """Return the first line of an error's message, or the name of its type if it has none."""
     said = (getattr(error, "strerror", None) or str(error)) if error is not None else ""
     return said.splitlines()[0][:200] if said else type(error).__name__
 
 
 class SilentMachines(Generic[T]):
-    """The machines that did not answer a moment ago, which a process that watches runs does not ask again for a
-    while.
+    """The machines that did not answer in the last 30 seconds, which a process that watches runs does not ask again in
+    that time.
     """
 
     def __init__(self) -> None:
         self._found: dict[T, tuple[float, LaunchError]] = {}
 
     def note(self, machine: T, why: LaunchError) -> LaunchError:
-        """Record that the machine did not answer, because of the error `why`, so that it is skipped for a while; return
-        `why`.
+        """Record that the machine did not answer, because of the error `why`, so that it is skipped for 30 seconds;
+        return `why`.
         """
         self._found[machine] = (time.monotonic() + _QUIET_S, why)
         return why

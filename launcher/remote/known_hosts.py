@@ -120,7 +120,9 @@ def check(target: Target, key: HostKey) -> None:
 
 
 def add(target: Target, key: HostKey) -> Path:
-    """Write the key to the user's known-hosts file in place of earlier keys of the host, and return that file."""
+    """Write the key to the user's known-hosts file in place of earlier keys of the host, and return that file. Raise
+    Refused if an earlier key is in another file, or on a line that is not about this host alone.
+    """
     file = _users_file(target)
     old = [known for known in known_keys(target) if not known.marker and known.blob != key.blob]
     for known in old:
@@ -182,7 +184,9 @@ def _users_file(target: Target) -> Path:
 
 
 def _lines(file: Path) -> Iterator[KnownKey]:
-    """Yield the lines of a known-hosts file."""
+    """Yield the lines of a known-hosts file, none if it does not exist; malformed lines are skipped. Raise Unreachable
+    if it cannot be read.
+    """
     try:
         text = file.read_text(errors="surrogateescape")
     except (FileNotFoundError, NotADirectoryError):

@@ -195,7 +195,7 @@ def connected(target: Target, deadline: float | None) -> OpenSshTransport:
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
     """Return the key that the host presents, without a login there: ssh gives the key to a program of the launcher's
-    that accepts none.
+    that accepts none. Raise Unreachable if none comes before the deadline (by `time.monotonic`, None for none).
     """
     whole = resolved(target)
     kinds = ",".join(_KINDS.get(kind, kind) for kind in known_hosts.expected_kinds(whole))
@@ -234,7 +234,9 @@ def _command(target: Target) -> SshCommand:
 
 
 def _has_master(command: SshCommand) -> bool:
-    """Return whether the user has an open connection to the host that other ssh commands may share (ControlMaster)."""
+    """Return whether the user has an open connection to the host that other ssh commands may share (ControlMaster);
+    raise Unreachable if ssh is not installed.
+    """
     argv = replace(command, flags=("-O", "check", *command.flags)).argv()
     try:
         done = subprocess.run(
@@ -265,7 +267,9 @@ def _no_ssh() -> Unreachable:
 
 
 def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
-    """Wait until the command on the host prints the text that proves the login; skip what a shell prints before."""
+    """Wait until the command on the host prints the text that proves the login; skip what a shell prints before. Raise
+    Unreachable if ssh ends first, or at the deadline.
+    """
     try:
         while (line := master.readline(max(0.0, deadline - time.monotonic()))) != f"{_MARK}\n".encode():
             if not line:

@@ -75,8 +75,8 @@ class ParamikoConnection(paramiko.Transport):
         self._channel_handler_table = {**table, MSG_CHANNEL_REQUEST: _note_signal}
 
     def agree(self, kinds: Collection[str], deadline: float) -> bool:
-        """Agree on the encryption, with host keys of the algorithms `kinds` if possible; return False if the host is
-        silent until the deadline.
+        """Agree on the encryption, and prefer host keys of the algorithms `kinds`; return False if the host is silent
+        until the deadline (by `time.monotonic`).
 
         True means only that the attempt is over; `is_active` says whether it succeeded.
         """
@@ -106,7 +106,9 @@ class ParamikoConnection(paramiko.Transport):
         return KeyAnswer.NO
 
     def channel_to(self, hostname: str, port: int, limit_s: float) -> Session:
-        """Open a channel from the host to a port of another host, within `limit_s`."""
+        """Open a channel from the host to port `port` of `hostname`, within `limit_s`, and return it; paramiko's errors
+        are raised as they are.
+        """
         return self.open_channel("direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=limit_s)
 
     def leave(self) -> None:
@@ -163,7 +165,9 @@ class _Wire:
         return bool(self._inner._closed)  # noqa: SLF001 - the same
 
     def send(self, data: bytes) -> int:
-        """Send some of the data and return how much; end the connection after too long a stall."""
+        """Send some of the data and return how much. Raise TimeoutError if nothing is accepted now, and
+        ConnectionResetError once that has lasted longer than `limit_s`.
+        """
         try:
             sent = int(self._inner.send(data))
         except TimeoutError:

@@ -87,7 +87,9 @@ class Running(ClosedAtTheEnd):
         return self._channel.ready_fd
 
     def feed(self, data: bytes, limit_s: float) -> bool:
-        """Write all data to the command's stdin within `limit_s`; return False if stdin is closed."""
+        """Write all data to the command's stdin; return False if stdin is closed, and raise Silent if that takes longer
+        than `limit_s`.
+        """
         deadline = time.monotonic() + limit_s
         rest = memoryview(data)
         while rest:
@@ -112,14 +114,18 @@ class Running(ClosedAtTheEnd):
         self._channel.end_input()
 
     def read(self, size: int, limit_s: float = 60.0) -> bytes:
-        """Return up to `size` bytes of the command's stdout as soon as it has any, or b"" at its end."""
+        """Return up to `size` bytes of the command's stdout as soon as it has any, or b"" at its end; raise Silent
+        after `limit_s` without any.
+        """
         self._wait_for(lambda: bool(self._out), limit_s)
         data = bytes(self._out[:size])
         del self._out[:size]
         return data
 
     def readline(self, limit_s: float = 60.0) -> bytes:
-        """Return a line of the command's stdout with its newline, or the rest at its end."""
+        """Return a line of the command's stdout with its newline, or the rest at its end; raise Silent if neither comes
+        within `limit_s`.
+        """
         self._wait_for(lambda: b"\n" in self._out, limit_s)
         end = self._out.find(b"\n") + 1
         return self.read(end or len(self._out) or 1, 0.0)
@@ -163,7 +169,9 @@ class Running(ClosedAtTheEnd):
                 raise self._no_answer_in_time()  # however much else it prints
 
     def _take(self, wait_s: float) -> bool:
-        """Store output that comes within `wait_s`; return whether any came."""
+        """Store output that comes within `wait_s`; return whether any came. Raise Broken if more is unread than was
+        ever asked for.
+        """
         said = None if self._ended else self._channel.take(wait_s)
         if said is None:
             self._ended = True
@@ -181,8 +189,8 @@ class Running(ClosedAtTheEnd):
 
 
 def command_line(argv: Sequence[str], *, told: bool = False) -> str:
-    """Return the command as a line for any shell that the user may have on the other machine. The shell only passes one
-    quoted word of harmless letters to sh.
+    """Return the command as a line for any shell that the user may have on the other machine; raise ValueError for an
+    argument with a NUL. The shell only passes one quoted word of harmless letters to sh.
 
     With `told` a death by a signal becomes exit code 128 + n, for a transport that reports no signals.
     """

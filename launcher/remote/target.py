@@ -104,6 +104,7 @@ def _target(
     name: str, said: Mapping[str, str], keys: tuple[Path, ...], *, agent: bool, passed: tuple[str, ...]
 ) -> Target:
     """Return how to reach the host `name` with the user's own `keys`; options in `said` override the SSH configuration.
+    Raise BadInput if an option is wrong, or if jump hosts lead in a circle.
 
     `agent` allows the keys of the user's ssh-agent; `passed` are the hosts for which this one is a jump host.
     """
@@ -313,7 +314,9 @@ def _port(text: str, name: str) -> int:
 
 
 def _seconds(text: str, name: str) -> float:
-    """Return the number of seconds in an option of the host `name`, or the default time-out for `none` or 0."""
+    """Return the number of seconds in the option ConnectTimeout of the host `name`, or the default for `none` or 0;
+    raise BadInput for other text.
+    """
     if text.lower() == "none":
         return CONNECT_TIMEOUT_S
     if not text.isascii() or not text.isdigit():

@@ -91,7 +91,7 @@ class Tunnel:
                     self._heard_at[peer] = time.monotonic()
 
     def _give(self, channel: Channel, data: bytes) -> None:
-        """Write all of the data to the channel; return once it is accepted."""
+        """Write all of the data to the channel; raise TimeoutError if it does not accept it within _TAKE_S seconds."""
         until = time.monotonic() + _TAKE_S
         while data and time.monotonic() < until:
             data = data[channel.give(data, 1.0) :]

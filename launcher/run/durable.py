@@ -51,8 +51,8 @@ class Lines(Generic[T]):
 
 
 def make_dir(path: Path) -> None:
-    """Create a folder and its parents, private to the user whatever the umask. Their names survive a power cut only
-    after `sync_dir` on each parent.
+    """Create a folder and its parents, private to the user whatever the umask; raise NotADirectoryError if a file has
+    the name. The new names survive a power cut only after `sync_dir` on each parent.
     """
     if path.is_dir():
         return

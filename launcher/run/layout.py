@@ -45,7 +45,7 @@ class NamedFile:
 
 
 def attempt_name(number: int) -> str:
-    """Return the name of an attempt's folder."""
+    """Return the name of the folder of attempt `number`, such as 0001."""
     return f"{number:04d}"
 
 

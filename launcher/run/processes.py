@@ -183,7 +183,9 @@ def tagged_any(run_dirs: Collection[str], uid: int) -> dict[str, list[int]]:
 
 
 def _environment_of(pid: int) -> bytes:
-    """Return the environment of a process; during an exec, when the kernel shows none, wait until it does."""
+    """Return the environment of a process as the bytes of /proc/PID/environ; during an exec, when the kernel shows
+    none, wait up to _EXEC_S seconds until it does.
+    """
     deadline = time.monotonic() + _EXEC_S
     while True:
         with open(f"/proc/{pid}/environ", "rb") as file:

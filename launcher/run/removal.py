@@ -127,10 +127,11 @@ def remove_unused_code(roots: Collection[Path]) -> None:
 
 
 def _remove_unused(trees: Collection[Path], root: Path) -> None:
-    """Remove trees of code that no run uses; each is renamed first, so that a submit that starts later does not find
-    it.
+    """Remove from the store of `root` trees of code that no run uses; each is renamed first, so that a submit that
+    starts later does not find it.
 
-    A tree is kept if a run's plan names it by then, or a submit that is still active may need it.
+    A tree is kept if a run's plan names it by then. All are kept while a submit is active in `root`, which may need
+    one.
     """
     store = root / STORE
     aside = {tree: drafts.new_draft(store) for tree in trees}

@@ -204,8 +204,8 @@ class AgentProcess:
         return due.look_s if frozen_s is None or due.look_s is None else min(due.look_s, _FROZEN_LOOK_S)
 
     def schedule_restart(self, now: float) -> None:
-        """Set when the dead process is started again: the delay grows with each death in a row. It is reset once a
-        process has lived long enough.
+        """Set when the dead process is started again, after a delay from `now` that grows with each death in a row. A
+        life of _STEADY_S seconds resets the delay.
         """
         if now - self.started_at >= _STEADY_S:
             self.deaths = 0
@@ -302,7 +302,9 @@ class SupervisedLease:
         self._lease, self._watch, self.copies = lease, LeaseWatch(slept, clock), lease.copies
 
     def due(self) -> Due:
-        """Return what to do about the lease now; the watchdog acts first, and an agent may exit by itself."""
+        """Return what to do about the lease now. The watchdog has some seconds after the expiry to act first, and the
+        agent FAREWELL_S more to exit by itself before it is killed.
+        """
         left_s = _AFTER_WATCHDOG_S + self._watch.left_s(self._lease.until)
         if left_s > 0:
             return Due(end=False, kill=False, look_s=min(left_s, _LEASE_LOOK_S))

@@ -163,7 +163,7 @@ def cut_short(attempt: AttemptDir, doing: str, at: float) -> AttemptEnd:
     """Return the end of an attempt that was stopped while no ranks ran: cancelled if a user asked for that, else
     preempted.
 
-    `doing` is a text that says what the attempt did, and `at` is the time of the end.
+    `doing` says in the message what the attempt did, such as "it waited for its turn"; `at` is the time of the end.
     """
     if is_cancelled(attempt):
         return cancelled()
@@ -171,9 +171,10 @@ def cut_short(attempt: AttemptDir, doing: str, at: float) -> AttemptEnd:
 
 
 def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd | None:
-    """Write and return the end that follows from the records of an attempt whose coordinator is gone.
+    """Write and return the end of an attempt whose coordinator is gone, if its records show how it ended: by an end
+    record, by a stop that was requested, or because all ranks have finished.
 
-    Return None if no end was requested and not every rank is known to have finished.
+    Return None if they show none of these.
     """
     end = readable(attempt.end, AttemptEnd)
     if end is not None:
@@ -257,7 +258,10 @@ def write_failure(
     write: WriteEnd | None = None,
 ) -> AttemptEnd:
     """Record the failure of an attempt that is gone without an end record; let the recovery policy choose what follows,
-    write the end that says so, with `write` if that is given, and return it.
+    write the end that says so, and return it.
+
+    `text` is the failure in one line, for people. The end is written by `write` if that is given, and the result is
+    then what `write` returns.
     """
     last, history = readable(run.state, RunState), read_lines(run.events, Event)
     event = Event(

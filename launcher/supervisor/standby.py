@@ -88,7 +88,7 @@ class StandbySupervisor:
         return line
 
     def send(self, word: bytes) -> None:
-        """Send a message to the supervisor, which its strategy reads from `go`."""
+        """Write the message `word` to the supervisor's pipe, from which its strategy reads it (`go`)."""
         os.write(self._go, word)
 
     def start(self, attempt: int) -> None:

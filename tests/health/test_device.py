@@ -107,7 +107,7 @@ def test_one_wrong_bit_of_memory_is_found(monkeypatch, bit):
     clone = torch.Tensor.clone
     monkeypatch.setattr(torch.Tensor, "clone", lambda tensor: flip(clone(tensor)))
     with pytest.raises(device_there.WrongResult) as found:
-        device_there._keep(torch, "cpu", 1 << 16)
+        device_there._check_memory(torch, "cpu", 1 << 16)
     expected, seen = (int(word.split(" ")[0].rstrip(";"), 16) for word in (found.value.expected, found.value.seen))
     assert expected ^ seen == 1 << bit
     assert "in word 1000" in found.value.expected and "1 of 8192 words are wrong" in found.value.seen
@@ -119,7 +119,7 @@ def test_a_bit_that_is_always_set_is_found_by_the_opposite(monkeypatch):
     opposite = torch.Tensor.bitwise_not_
     monkeypatch.setattr(torch.Tensor, "bitwise_not_", lambda tensor: opposite(tensor).bitwise_or_(stuck))
     with pytest.raises(device_there.WrongResult):
-        device_there._keep(torch, "cpu", 1 << 16)
+        device_there._check_memory(torch, "cpu", 1 << 16)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_what_comes_back_as_another_is_found(gpu, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "copy_", lossy)
     with pytest.raises(device_there.WrongResult, match="1 of 8192 words came back as others"):
-        device_there._carry(gpu, "cpu", 1 << 16)
+        device_there._check_copying(gpu, "cpu", 1 << 16)
 
 
 def test_a_gpu_that_is_not_seen_is_not_fit(gpu, capsys):

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.health.links import MeasuredLink, SlowLinks, better, blame, evidence, ring, second_look, summary, turns
+from launcher.health.links import (
+    MeasuredLink,
+    SlowLinks,
+    better,
+    evidence,
+    find_slow,
+    ring,
+    second_look,
+    summary,
+    turns,
+)
 
 FAST, SLOW = 500e6, 1e6
 
@@ -21,9 +31,9 @@ def measured(nodes: int, sick: set[int], pairs: list[tuple[int, int]] | None = N
 
 def after_a_second_look(nodes: int, sick: set[int], floor: float | None) -> SlowLinks:
     first = measured(nodes, sick)
-    again = second_look(first, blame(first, floor))
+    again = second_look(first, find_slow(first, floor))
     links = {link.pair: link for link in [*first, *measured(nodes, sick, again)]}
-    return blame(list(links.values()), floor)
+    return find_slow(list(links.values()), floor)
 
 
 @pytest.mark.parametrize("floor", [None, 50e6])
@@ -44,7 +54,7 @@ def test_nobody_has_it_for_a_node_beside_it(nodes: int, data: st.DataObject) -> 
 
 def test_a_single_slow_link_is_nobodys_fault() -> None:
     links = [MeasuredLink(pair, SLOW if pair == (1, 2) else FAST) for pair in ring(range(5))]
-    found = blame(links, None)
+    found = find_slow(links, None)
     assert found.unfit == () and [link.pair for link in found.slow] == [(1, 2)]
     assert second_look(links, found) == [(1, 2)]
 
@@ -52,13 +62,13 @@ def test_a_single_slow_link_is_nobodys_fault() -> None:
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_where_all_are_slow_nobody_is_told_from_the_others(nodes: int) -> None:
     links = measured(nodes, set(range(nodes)))
-    found = blame(links, 50e6)
+    found = find_slow(links, 50e6)
     assert found.unfit == () and len(found.slow) == len(links)
-    assert blame(links, None).slow == ()  # as fast as is usual there
+    assert find_slow(links, None).slow == ()  # as fast as is usual there
 
 
 def test_two_without_a_floor_have_nothing_to_be_compared_with() -> None:
-    assert blame(measured(2, {1}), None) == SlowLinks(0.0, (), ())
+    assert find_slow(measured(2, {1}), None) == SlowLinks(0.0, (), ())
 
 
 def test_a_link_of_which_nothing_comes_is_slow_however_low_the_floor_is() -> None:
@@ -66,13 +76,13 @@ def test_a_link_of_which_nothing_comes_is_slow_however_low_the_floor_is() -> Non
         MeasuredLink(pair, 0.0 if 1 in pair else FAST, problem="no answer" if 1 in pair else "")
         for pair in ring(range(4))
     ]
-    assert blame(links, 1.0).unfit == blame(links, None).unfit == (1,)
-    assert blame([MeasuredLink((0, 1), problem="no answer")], None).slow
+    assert find_slow(links, 1.0).unfit == find_slow(links, None).unfit == (1,)
+    assert find_slow([MeasuredLink((0, 1), problem="no answer")], None).slow
 
 
 def test_who_was_only_busy_is_measured_again_and_has_none() -> None:
     links = measured(4, {1})
-    (again,) = second_look(links, blame(links, None))
+    (again,) = second_look(links, find_slow(links, None))
     assert again == (0, 1) and better(links[0], MeasuredLink(again, FAST)).bytes_per_s == FAST
     assert better(MeasuredLink(again, FAST), links[0]).bytes_per_s == FAST
     assert better(MeasuredLink(again, problem="no answer"), links[0]) is links[0]

@@ -137,7 +137,9 @@ class Holders:
         self._first_that_gives(having, wanted, name, take)
 
     def _manifest(self, wanted: Held) -> bytes:
-        """Return the manifest of a checkpoint from this disk or from a machine that has it committed."""
+        """Return the manifest of a checkpoint from this disk or from a machine that has it committed; raise
+        NotTransferred if none gives it undamaged.
+        """
 
         def take(_host: str, pieces: Iterator[bytes]) -> bytes:
             """Return the manifest if it is that of the wanted checkpoint."""
@@ -212,8 +214,8 @@ def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
 
 
 def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes], kind: Kind) -> None:
-    """Write a fetched file of a checkpoint of this kind into the folder; raise an error if its content does not match
-    the manifest. Another checkpoint with the same folder name is set aside.
+    """Write a fetched file of a checkpoint of this kind into the folder; raise CheckpointDamaged if its content does
+    not match the manifest. Another checkpoint with the same folder name is set aside.
     """
     make_dir(folder)
     ReplicaFiles(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))

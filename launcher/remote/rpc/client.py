@@ -133,7 +133,9 @@ class RpcClient(ClosedAtTheEnd):
         return cast("T", value)
 
     def ask(self, request: object, kind: type[T], *, contents: Iterable[bytes] = (), timeout_s: float) -> T:
-        """Send a request, followed by the bytes in `contents`, and return its answer, decoded as `kind`."""
+        """Send a request, followed by the bytes in `contents`, and return its answer, decoded as `kind`; errors are
+        those of `receive`, after `timeout_s` without an answer Silent.
+        """
         return self.ask_with_bytes(request, kind, 0, contents=contents, timeout_s=timeout_s)[0]
 
     def ask_with_bytes(
@@ -142,14 +144,16 @@ class RpcClient(ClosedAtTheEnd):
         """Send a request, followed by the bytes in `contents`; return (its answer, decoded as `kind`, the bytes that
         follow the answer, at most `most`).
 
-        The time limit applies to the answer, and again to each mebibyte.
+        The answer may take `timeout_s`, and each mebibyte of the bytes a fixed time. Errors are those of `receive`.
         """
         self.send(request, contents)
         answer = self.receive(kind, time.monotonic() + timeout_s, most=most)
         return answer, b"".join(self.pieces(_PIECE_S))
 
     def pieces(self, limit_s: float) -> Iterator[bytes]:
-        """Yield the bytes that follow the last answer as they arrive; each mebibyte must arrive within `limit_s`."""
+        """Yield the bytes that follow the last answer as they arrive; raise Unreachable if the connection ends, or a
+        mebibyte takes longer than `limit_s`.
+        """
         while self._left:
             until, wanted = time.monotonic() + limit_s, min(self._left, _PIECE)
             while wanted:
@@ -259,10 +263,10 @@ class RemoteLaunch(RpcClient):
 def started(
     login: RemoteProgram, word: str, without: Collection[str] = (), *, compress: bool = False
 ) -> tuple[Line | None, Running]:
-    """Start the program on the login node with the argument `word`; return (the connection to close after it, or None
-    if ssh opens one just for it; the program).
+    """Start the program on the login node with the argument `word`; return (a connection to close once the program has
+    ended, the program). The connection is None for the openssh transport, where ssh opens one for this program alone.
 
-    Variables named in `without` are kept from ssh. With `compress` the connection is compressed.
+    Variables named in `without` are kept from ssh. With `compress` the connection is compressed, by openssh only.
     """
     line = f"{remote_program(login.launch)} {word}"
     if login.transport == "paramiko":

@@ -43,6 +43,9 @@ class Token:
     def redeem(self, start: Start) -> Outcome:
         """Start the runs by calling `start` and return the outcome, or return that of an earlier request with this
         token; a start that was killed half-way is completed first.
+
+        `start` gets a function, which it must call with the runs (id, folder) before it creates them, and returns the
+        runs.
         """
         with self._alone():
             outcome = self._settled()
@@ -100,7 +103,9 @@ class Token:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the token during the body, so that of two connections with the same token one waits for the other."""
+        """Lock the token during the body, so that of two connections with the same token one waits for the other. Raise
+        Refused on a file system without locks.
+        """
         make_dir(self.path)
         sync_dir(self.path.parent)
         with contextlib.ExitStack() as held:

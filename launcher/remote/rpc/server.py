@@ -66,7 +66,8 @@ def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
 
     `requests` is the union of the types that `answer` accepts, which is called with a request and the bytes that follow
     it, and returns the answer's value. A request that arrived completely is carried out even if the connection breaks.
-    Requests about trees of code need no `answer`. `where` begins the message of an internal error.
+    Requests to store or find trees of code are answered without `answer`. `where` begins the message of an internal
+    error.
     """
     asked, out = take_stdio()
     return answer_all(Incoming(reading(asked)), lambda data: write_all(out, data), requests, answer, where=where)

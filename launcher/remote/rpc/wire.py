@@ -129,8 +129,8 @@ Read = Callable[[float | None, int], bytes]  # until when, and how many bytes at
 
 
 def reading(fd: int) -> Read:
-    """Return a function that takes a deadline by `time.monotonic` (None for none) and returns the next bytes from the
-    descriptor.
+    """Return a function that takes a deadline by `time.monotonic` (None for none) and a number of bytes; it returns at
+    most so many of the next bytes from the descriptor, b"" at the end, and raises Silent at the deadline.
     """
 
     def read(deadline: float | None, most: int) -> bytes:
@@ -143,14 +143,18 @@ def reading(fd: int) -> Read:
 
 
 class Incoming:
-    """A reader of lines and bytes from a connection. Each method may have a deadline by `time.monotonic`."""
+    """A reader of lines and bytes from a connection. Each method may have a deadline by `time.monotonic` (None for
+    none), at which it raises Silent.
+    """
 
     def __init__(self, read: Read) -> None:
         self._from = read
         self._held = bytearray()
 
     def line(self, deadline: float | None = None, most: int = _LONGEST_LINE) -> bytes:
-        """Return the next line without its newline, of at most `most` bytes; raise EOFError if the input ends first."""
+        """Return the next line without its newline; raise Garbled if it is longer than `most` bytes, and EOFError if
+        the input ends first.
+        """
         seen = 0
         while (end := self._held.find(b"\n", seen)) < 0:
             seen = len(self._held)
@@ -162,7 +166,9 @@ class Incoming:
         return line
 
     def greeting(self, deadline: float | None = None) -> Greeting:
-        """Return the peer's greeting; other lines before it are skipped."""
+        """Return the peer's greeting; other lines before it are skipped. Raise Garbled if these exceed a mebibyte, and
+        OtherVersion if the peer is an older version.
+        """
         noise = 0
         while (found := read_greeting(line := self.line(deadline, _MOST_NOISE))) is None:
             if line == _OLD_MARK:

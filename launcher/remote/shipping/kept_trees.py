@@ -27,8 +27,8 @@ Read = Callable[[int], bytes]
 
 
 def have(projects: Path, digest: str) -> bool:
-    """Return whether the tree of this digest is stored in `projects`, the folder of trees, with every byte, which is
-    checked: scratch file systems delete old files.
+    """Return whether `projects`, the folder of trees, has the tree of this digest. Every byte of it is read and
+    compared, because scratch file systems delete old files.
     """
     place = tree(projects, digest)
     with contextlib.suppress(BadInput, FileNotFoundError, NotADirectoryError):
@@ -39,10 +39,11 @@ def have(projects: Path, digest: str) -> bool:
 
 
 def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *, links_out: bool = False) -> Path:
-    """Store the tree `files`, whose contents `read` returns, under its digest in `projects`, the folder of trees, and
-    return its path; raise BadInput for an invalid tree.
+    """Store the tree `files` under its digest in `projects`, the folder of trees, and return its path. `read` gets a
+    number of bytes and returns at most so many of the next contents.
 
-    `links_out` permits links that lead out of the tree. Nothing is written through any link.
+    `links_out` permits links that lead out of the tree. Nothing is written through any link. Raise BadInput for an
+    invalid tree, or for contents that do not have this digest.
     """
     listed = _checked(files, links_out=links_out)
     place = tree(projects, digest)
@@ -61,14 +62,16 @@ def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *,
 
 
 def tree(projects: Path, digest: str) -> Path:
-    """Return the path in `projects`, the folder of trees, of the tree with this digest, whether it exists or not."""
+    """Return the path in `projects`, the folder of trees, of the tree with this digest, whether it exists or not; raise
+    BadInput if `digest` is not 64 hex digits.
+    """
     if not _is_digest(digest):
         raise BadInput("code: expected a digest of 64 hex digits")
     return projects / digest
 
 
 def idle(projects: Path, now: float) -> list[Path]:
-    """Return the trees in `projects`, the folder of trees, that no submit has used for a long time before `now`. Runs
+    """Return the trees in `projects`, the folder of trees, that no submit has used in the last hour before `now`. Runs
     have copies of their own, and a later submit sends its tree again.
     """
     found = list[Path]()
@@ -79,7 +82,7 @@ def idle(projects: Path, now: float) -> list[Path]:
 
 def tidy(projects: Path, now: float) -> None:
     """Remove the trees in `projects`, the folder of trees, that no submit has used for a day before `now`, except the
-    newest few; each run has its own copy of its code.
+    20 newest; each run has its own copy of its code.
     """
     with contextlib.suppress(FileNotFoundError), os.scandir(projects) as found:
         kept = [(entry.stat().st_mtime, entry.path) for entry in found if _is_digest(entry.name)]
@@ -182,7 +185,9 @@ def _parents(path: str) -> list[str]:
 
 
 def _unwired(file: FileEntry) -> CodeFile:
-    """Return the file with its name decoded to bytes from the characters that stand for them in JSON."""
+    """Return the file with its name decoded to bytes from the characters that stand for them in JSON; raise BadInput if
+    that is impossible.
+    """
     try:
         path, link = (None if name is None else os.fsdecode(name.encode("latin-1")) for name in (file.path, file.link))
     except UnicodeEncodeError:

@@ -72,7 +72,9 @@ class CodeIndex:
         return not self._known
 
     def digest(self, name: str, path: StrPath, status: os.stat_result) -> str:
-        """Return the content hash of a file; it is read only if its status has changed since it was last hashed."""
+        """Return the content hash of the file at `path`, which the code calls `name`; it is read only if its status has
+        changed since it was last hashed.
+        """
         return self.known(name, status) or self.learn(name, status, file_hash(path))
 
     def known(self, name: str, status: os.stat_result) -> str | None:
@@ -85,10 +87,10 @@ class CodeIndex:
         return known.digest
 
     def learn(self, name: str, status: os.stat_result, digest: str, *, at_rest: bool = False) -> str:
-        """Record and return `digest`, the hash of a file that had this status when it was read.
+        """Record and return `digest`, the hash of the file `name`, which had this status when it was read.
 
-        A file changed only moments ago is not recorded, because another change could leave equal times; with `at_rest`,
-        no process writes to it and it is recorded.
+        A file that was changed less than two seconds before the time of this index is not recorded, because another
+        change could leave equal times; with `at_rest`, no process writes to it and it is recorded.
         """
         looks = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         known = KnownFile(*looks, digest)
@@ -166,8 +168,10 @@ def file_hash(path: StrPath) -> str:
 
 @contextlib.contextmanager
 def readable(path: Path, doing: str) -> Iterator[None]:
-    """Turn an OSError in the body, which reads files of the user, into BadInput; `doing` is the verb of its message,
-    such as "copied".
+    """Turn an OSError in the body, which reads files of the user, into BadInput if a file is missing or may not be
+    read, and into CodeChanged if it is no longer a regular file.
+
+    `doing` is the verb of the message, such as "copied"; `path` is named if the error names no file.
     """
     try:
         yield

@@ -34,7 +34,8 @@ def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_fol
     may name attributes of a module.
 
     `read` returns the content of a file, or None if there is none. `own_folders` are the folders of the code that are
-    on PYTHONPATH. Return {"*"} if a file is not valid Python or there is too much to read.
+    on PYTHONPATH. Return {"*"} if a file is not valid Python, or if the files are too large or too many to read at
+    once.
     """
     text_of = cache(read)
     own: set[str] = set()

@@ -104,7 +104,7 @@ def with_files(code: CodeList, beside: Mapping[str, Path]) -> CodeList:
 
 def _runs_inside(project: Path) -> str | None:
     """Return the folder that holds the project's runs as a path within the project, with a slash at its end, or None if
-    it is outside.
+    it is outside. Raise BadInput if it is the project itself.
     """
     root, home = os.path.realpath(runs_root(project)), os.path.realpath(project)
     if root == home:
@@ -113,7 +113,8 @@ def _runs_inside(project: Path) -> str | None:
 
 
 def _included(project: Path, pattern: str) -> set[str]:
-    """Return the files that a pattern of `code.include` matches, ignored by git or not.
+    """Return the files that a pattern of `code.include` matches, ignored by git or not; raise BadInput if it matches
+    none, or leads out of the project.
 
     The folders of tools, such as `.git`, are included only if the pattern names them.
     """
@@ -127,8 +128,8 @@ def _included(project: Path, pattern: str) -> set[str]:
 
 
 def _below(project: Path, name: str) -> set[str]:
-    """Return {`name`} if that is a file or link, else the names of all files in the folder `name`; links are not
-    followed.
+    """Return {`name`} if that is a file or link in the project, else the names of all files in its folder `name`; links
+    are not followed. Return an empty set if it does not exist, or is in a folder of a tool, such as `.git`.
     """
     path = project / name
     behind_link = path.parent.resolve() != project.resolve() / os.path.dirname(name) if name else False
@@ -160,8 +161,8 @@ def folders_of(paths: Iterable[str]) -> set[str]:
 
 
 def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile | None:
-    """Return the file's entry, and add its status to `looks`; return None for a deleted file, a socket, a FIFO or a
-    device.
+    """Return the entry of the file `name` in the folder `root`, and add its status to `looks` if it is a regular file.
+    Return None for a deleted file, a socket, a FIFO or a device.
     """
     path = f"{root}/{name}"
     try:

@@ -39,8 +39,8 @@ def code_names(project: Path, skip: Callable[[str], bool]) -> set[str]:
 
 
 def git_names(project: Path) -> set[str] | None:
-    """Return tracked files and untracked ones that are not ignored, or None if git is missing or the folder is not in
-    a repository.
+    """Return the names of tracked files and of untracked ones that are not ignored, those in submodules included.
+    Return None if git is missing, or if the folder is not in a repository or has no such files.
     """
     names: set[str] = set()
     for name, is_repository in _ls_files(project):
@@ -107,7 +107,9 @@ def _environment() -> dict[str, str]:
 
 
 def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yield each name that git lists, and whether it is a folder that may be a repository of its own."""
+    """Yield (name, whether it is a folder that may be a repository of its own) for each file or folder that git lists
+    in the folder.
+    """
     left_out = [f"--exclude={name}/" for name in sorted(_NOT_CODE)] + [f"--exclude=*{_BYTECODE}"]
     listing = ["ls-files", "-z", "-t", "--stage", "--cached", "--others", "--exclude-standard", *left_out]
     for entry in os.fsdecode(git_output(folder, listing) or b"").split("\0"):
@@ -122,7 +124,7 @@ def git_output(
     folder: Path, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float | None = None
 ) -> bytes | None:
     """Return what `git` with the arguments `words` prints, or None if git is missing, fails, or refuses the repository
-    at the folder.
+    at the folder. Raise TimeoutExpired if it takes longer than `timeout_s`; None sets no limit.
 
     `stdin` is passed to git's standard input. Git starts no program that the repository's configuration names, such as
     a hook.
@@ -137,8 +139,8 @@ def git_output(
 def _run_git(
     folder: Path, words: Sequence[str], env: dict[str, str], stdin: bytes = b"", timeout_s: float | None = None
 ) -> bytes | None:
-    """Return what git prints, or None if git is missing or fails; raise TimeoutExpired after `timeout_s` seconds.
-    `stdin` is its standard input.
+    """Run git in `folder` with the arguments `words` and the environment `env`; return what it prints, or None if git
+    is missing or fails. Raise TimeoutExpired after `timeout_s` seconds. `stdin` is its standard input.
     """
     command = ["git", *_NO_PROGRAMS, *words]
     try:

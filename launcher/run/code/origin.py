@@ -72,7 +72,9 @@ def changes_since(commit: str, project: Path, code: CodeList, excluded: Sequence
 
 
 def _committed(commit: str, project: Path) -> dict[str, CommittedFile]:
-    """Return the committed files of the project's folder, which need not be the repository's root."""
+    """Return, by path, the files that the commit has in the project's folder, which need not be the repository's root;
+    raise BadInput if git does not know the commit.
+    """
     words = ("ls-tree", "-r", "-z", "-l", commit)
     output = git_output(project, words) if _NAME.fullmatch(commit) else None
     if output is None:
@@ -104,8 +106,8 @@ def _is_equal(root: Path, file: CodeFile | None, committed: CommittedFile | None
 
 
 def _blob(content: bytes, such: str) -> str:
-    """Return the id that git would give this content; `such` is another id of the repository, whose length shows its
-    hash function.
+    """Return the id that git would give this content. `such` is the id of another object of the repository, whose
+    length shows whether ids are SHA-1 or SHA-256.
     """
     kind = "sha1" if len(such) == 40 else "sha256"
     return hashlib.new(kind, b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -95,8 +95,8 @@ def own_folders(project: Path, installed: Sequence[Installed], sites: Collection
 
 
 def _behind_links(folder: Path) -> set[Path]:
-    """Return the folders that hold the packages to which links in this folder lead, or the folder itself if it has no
-    such links.
+    """Return the folders of the packages to which links to `__init__.py` in this folder lead, or the folder itself if
+    it has no such links.
     """
     linked = {_real(init).parents[1] for init in folder.glob("*/__init__.py") if init.is_symlink()}
     return linked or {folder}
@@ -123,8 +123,8 @@ def _is_compiled(folder: Path, sites: Collection[Path]) -> bool:
 
 
 def usable(folders: Sequence[str], files: Collection[str]) -> tuple[str, ...]:
-    """Return those of the folders that contain importable frozen files, none of which hides a module of the standard
-    library.
+    """Return those of `folders` from which some of the frozen `files` can be imported, and none of which hides a module
+    of the standard library.
     """
     return tuple(folder for folder in folders if (names := _modules_in(folder, files)) and not _hidden(names))
 

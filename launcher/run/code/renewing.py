@@ -26,8 +26,8 @@ def frozen_digest(code: CodeList) -> str:
 
 
 def as_frozen(run: RunDir, digest: str) -> CodeList:
-    """Return the list of a run's code as it was frozen or, if the store has lost it, of the run's own copy, which ranks
-    may have changed.
+    """Return the list of the run's code of this digest as it was frozen or, if the store has lost it, of the run's own
+    copy, which ranks may have changed.
     """
     return list_frozen(folder_as_frozen(run, digest))
 

@@ -51,9 +51,10 @@ def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
 
 
 def note_of(at: float, attempt: int, kind: str, one: Message, to: Recipient, problem: str) -> Event:
-    """Return the event that records what became of message `one` to recipient `to`.
+    """Return the event, at the time `at` in attempt `attempt`, that records what became of message `one` to recipient
+    `to`.
 
-    `kind` says whether it was delivered or given up, `problem` why it was given up, or "".
+    `kind` says whether it was delivered (TOLD) or given up, `problem` why it was given up, or "".
     """
     text = f"{one.kind}: told {to.label}" if kind == TOLD else f"{one.kind}: {to.label}: {problem}"
     return Event(at, attempt, kind, text, brief=one.key, evidence=to.id)
@@ -77,10 +78,10 @@ def _since_opened(events: Sequence[Event]) -> Sequence[Event]:
 
 
 def _of_roles(number: int, glance: Glance, most: int, at: float) -> Iterator[Message | None]:
-    """Yield, for each other role, the message that it was restarted more than `most` times, or None.
+    """Yield, for each other role, the message that it was restarted more than `most` times, or None if it was not.
 
     While the run goes on, yield the message that a role has failed, too. `number` is the attempt that a user last
-    submitted or resumed.
+    submitted or resumed; `at` is the time of the messages.
     """
     for name, of_role in glance.roles.items():
         if of_role.state is None:

@@ -28,7 +28,7 @@ class Recipient(msgspec.Struct, frozen=True):
     """
 
     id: str  # unique in this run, such as slack-1; deliveries are recorded under it
-    kind: str  # slack, discord, teams, webhook, email, apprise or command
+    kind: str  # slack, discord, teams, json (any other webhook), apprise, email or command
     address: str = ""
     argv: tuple[str, ...] = ()
 

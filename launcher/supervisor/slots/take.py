@@ -73,7 +73,9 @@ class Slots:
         return tuple(one.fileno() for one in self._held)
 
     def enqueue(self) -> None:
-        """Take a position in the queue, announced by a socket until this process exits or `release` is called."""
+        """Take a position in the queue, announced by a socket until this process exits or `release` is called; raise
+        LaunchError if another process waits for the same run.
+        """
         if self._queued is None and not self._held:
             self._queued = _bind(waits_name(self._waiter))
             if self._queued is None:
@@ -107,8 +109,8 @@ class Slots:
     def contested(self) -> bool:
         """Return whether an earlier run waits for the slots of this one, which should then release them.
 
-        At first only runs count that waited here when this process came, or soon after. After a while, any run counts
-        that claims to have come earlier, so that two runs do not wait for each other for ever.
+        At first only runs count that were seen to wait within _LATE_S seconds after this process came. Later, any run
+        counts that claims to have come earlier, so that two runs do not wait for each other for ever.
         """
         seen = occupancy()
         if self._before(seen):
@@ -132,8 +134,8 @@ class Slots:
     def _before(self, seen: Occupancy) -> int:
         """Return how many waiters are served before this run.
 
-        Each announces its own time of arrival, so one is not taken to be earlier unless it was present when this run
-        came, or soon after.
+        Each announces its own time of arrival, so one is not taken to be earlier unless it was seen within _LATE_S
+        seconds after this run came.
         """
         mine, ahead = self._waiter, seen.before(self._waiter)
         if self._came_at is None or time.monotonic() < self._came_at + _LATE_S:
