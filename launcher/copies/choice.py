@@ -1,5 +1,6 @@
 """Choose the checkpoint that a generation loads, when each node has its own disk: the newest of which every file is on
-some node. Pure functions of what the nodes have (`inventories`; None for a node that does not answer).
+some node. Pure functions of what the nodes have (`inventories`; None for a node that does not answer). A draft is a
+checkpoint that a node has not committed, because its manifest is not in its final place.
 """
 
 from collections.abc import Collection, Mapping, Sequence

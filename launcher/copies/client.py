@@ -1,5 +1,5 @@
-"""Send requests to another agent's replica server. Each raises WireError, and its subclass Unwilling if the server
-refuses.
+"""Send requests to another agent's replica server, which serves the checkpoint files of its node. Each request raises
+WireError, and its subclass Unwilling if the server refuses.
 """
 
 import asyncio

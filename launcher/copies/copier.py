@@ -1,4 +1,5 @@
-"""Copy each node's own files of a committed checkpoint to the next node in the ring of members, in the background."""
+"""Copy each node's own files of a committed checkpoint to the next node, in the background. The members of a generation
+are its nodes, which form a ring; the files on the next node are the second copies."""
 
 import asyncio
 import time

@@ -221,8 +221,8 @@ class _Packets(Packetizer):
 
 
 class Agent(AgentSSH):
-    """The user's ssh-agent, used to sign and never forwarded; its failures are raised as one of the types in BROKEN, or
-    as ValueError.
+    """The user's ssh-agent, used to sign and never forwarded. Its failures are raised as SSHException, EOFError,
+    OSError or ValueError.
     """
 
     def __init__(self, path: str) -> None:

@@ -35,7 +35,9 @@ def attempts(run: RunDir) -> list[AttemptDir]:
 
 
 def last_attempt(run: RunDir) -> AttemptDir:
-    """Return the last attempt; raise Damaged if the run's folder has none that can be read."""
+    """Return the attempt with the highest number, whether its intent was written or not; raise Damaged if the run's
+    folder has none.
+    """
     if not (numbers := _numbers(run)):
         raise Damaged(f"{run.attempts}: has no attempt")
     return run.attempt(numbers[-1])
@@ -214,8 +216,8 @@ def remains(run: RunDir) -> Remains:
 
 
 def _newest_ever(run: RunDir) -> int:
-    """Return the highest attempt number of which folders, fence or last state have a trace; the next attempt needs a
-    higher one.
+    """Return the highest attempt number of which folders, fence or last state have a trace, at least 1; the next
+    attempt needs a higher one.
     """
     last = readable(run.state, RunState)
     with contextlib.suppress(Damaged, OSError):

@@ -192,7 +192,7 @@ class HangReport(msgspec.Struct, frozen=True):
     the time from suspicion to verdict.
     """
 
-    at: float
+    at: float  # Unix time
     attempt: int
     generation: int
     verdict: HangVerdict

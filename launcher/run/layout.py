@@ -56,17 +56,17 @@ class AttemptDir:
     path: Path
     number: int
 
-    intent = NamedFile("token.json")
+    intent = NamedFile("token.json")  # why and by which process the attempt was opened, and its token
     plan = NamedFile("plan.json")  # only if it differs from the previous attempt's, as after `resume --set` or `--on`
-    handle = NamedFile("handle.json")
+    handle = NamedFile("handle.json")  # how to ask the cluster about the attempt
     started = NamedFile("started")  # created once, with O_EXCL, by the process that runs the attempt
-    endpoint = NamedFile("coordinator.json")
-    exits = NamedFile("exits.jsonl")
-    end = NamedFile("exit.json")
+    endpoint = NamedFile("coordinator.json")  # where agents reach the coordinator
+    exits = NamedFile("exits.jsonl")  # how each rank ended
+    end = NamedFile("exit.json")  # how the attempt ended
     role_end = NamedFile("role-exit.json")  # how the run's own role ended, if other roles go on
-    stop = NamedFile("stop.json")
+    stop = NamedFile("stop.json")  # a request to end the attempt
     due = NamedFile("due")  # in a pool, in a run of several programs: exists once the ranks of its own role may start
-    drain = NamedFile("drain.json")
+    drain = NamedFile("drain.json")  # requests to move ranks off nodes
     drain_lock = NamedFile(".drain-lock")  # held while drain.json is changed
     released = NamedFile("released")  # exists once a user has released a held attempt
     seen = NamedFile("seen.json")  # the cluster's last answer
@@ -74,7 +74,7 @@ class AttemptDir:
     job_lock = NamedFile(".job-lock")  # held while a process may be submitting the attempt
     others_log = NamedFile("others.log")  # output of the program that starts agents on other machines
     supervisor_log = NamedFile("keeper.log")
-    messenger_log = NamedFile("messenger.log")
+    messenger_log = NamedFile("messenger.log")  # of the process that sends notifications
     coordinator_log = NamedFile("coordinator.log")  # of a coordinator that is not part of an agent
     supervisors = NamedFile("keepers.json")  # how the supervisors of a pool's hosts reach each other
     host_index = NamedFile("seat.json")  # on a host of a pool: its number there, and its GPUs
@@ -187,18 +187,18 @@ class RunDir:
 
     spec = NamedFile("spec.yaml")
     plan = NamedFile("plan.json")
-    secrets = NamedFile("secrets.json")
+    secrets = NamedFile("secrets.json")  # values of the spec's secrets, for the ranks' environment
     notify = NamedFile("notify.json")  # the recipients of notifications; their addresses are secrets
     notify_lock = NamedFile(".notify-lock")  # held by the one process that sends to them
-    code = NamedFile("code")
-    fence = NamedFile("FENCE")
+    code = NamedFile("code")  # the project's code as it was at submit
+    fence = NamedFile("FENCE")  # the number of the newest attempt; older ones may not write
     fence_lock = NamedFile(".fence-lock")  # held only while the fence is read and raised
     attempts = NamedFile("attempts")
     avoided = NamedFile("avoided.json")  # hosts that were lost and are excluded for a while
     asked_back = NamedFile(".asked-back")  # touched when lost hosts are asked to take part again
     gone = NamedFile("gone.json")  # hosts that a user has given up
-    events = NamedFile("events.jsonl")
-    state = NamedFile("state.json")
+    events = NamedFile("events.jsonl")  # everything that happened
+    state = NamedFile("state.json")  # the newest state
     logs = NamedFile("logs")
     metrics = NamedFile("metrics")
     outputs = NamedFile("fetched-outputs")  # copies of files that ranks wrote beside their code

@@ -91,7 +91,7 @@ class AgentProcess:
     last: int | None = None  # the wait status of its last exit
     started_at: float = 0.0  # by time.monotonic
     returns_at: float | None = None  # when it is started again, by time.monotonic; None: not at all
-    slept: AfterSuspend | None = None  # whether a lease that expired in a suspend counts; None: unseen
+    slept: AfterSuspend | None = None  # whether a lease that expired in a suspend counts; None: it has no lease
     lease: "SupervisedLease | None" = None  # the lease of the running process
     frozen: FrozenWatch = field(default_factory=FrozenWatch)
     leads: bool = False  # its exit ends the attempt, so it is not restarted
@@ -226,7 +226,9 @@ class AgentProcess:
 
 @dataclass(slots=True)
 class AdoptedAgent(AgentProcess):
-    """An agent whose supervisor was killed, supervised by the next one on this machine, of which it is no child."""
+    """An agent whose supervisor was killed, and which this supervisor, the next one on the machine, watches without
+    being its parent.
+    """
 
     run: RunDir = field(kw_only=True)
     process: ProcessId = field(kw_only=True)
@@ -516,8 +518,8 @@ class AgentProcesses:
             self._agents.remove(agent)
 
     def watch(self, until: float | None, *, bring_back: bool = True) -> int | None:
-        """Restart agents that died before, then wait until `until` or a signal, and enforce leases; return the first
-        agent's wait status if it has ended, else None.
+        """Restart agents that died before, then wait until the time `until` (by `time.monotonic`) or a signal, and
+        enforce leases; return the first agent's wait status if it has ended, else None.
 
         Without `bring_back`, no agent is restarted. An agent that exited because all is done, or because a newer
         attempt took over, is never restarted.

@@ -98,8 +98,8 @@ def ended_as(one: AwaitedRun) -> State | None:
 
 
 def awaited_by(after: Sequence[Predecessor]) -> tuple[tuple[AwaitedRun, ...], list[Misfit]]:
-    """Return (the runs that a new run is to follow, one problem for each that does not exist); `after` is what the spec
-    says.
+    """Return (the runs that a new run is to follow, one problem for each that does not exist). `after` are the runs
+    that its spec names, by id, name or `last`.
     """
     found, problems = list[AwaitedRun](), list[Misfit]()
     for index, one in enumerate(after):

@@ -123,7 +123,9 @@ def _closing(fd: int) -> Iterator[int]:
 
 
 def _write_hashed(source: int, out: int, size: int) -> str:
-    """Copy `size` bytes from descriptor `source` to descriptor `out` and return their digest."""
+    """Copy up to `size` bytes, fewer if the file ends before, from descriptor `source` to descriptor `out`, and return
+    the SHA-256 digest of those copied.
+    """
     hashed, left = hashlib.sha256(), size
     while left > 0 and (chunk := os.read(source, min(left, _CHUNK_BYTES))):
         hashed.update(chunk)

@@ -45,8 +45,8 @@ class Glob:
 
     @cached_property
     def below(self) -> str:
-        """Return the path of the innermost folder or file that contains every possible match, relative to the
-        project.
+        """Return the path of the innermost folder or file that contains every possible match, relative to the project;
+        "" means the whole project.
         """
         if not self._anchored:
             return ""

@@ -71,8 +71,8 @@ def walk(
     everything: bool = False,
     most_files: int = _MOST_FILES,
 ) -> set[str]:
-    """Return the names of all files and links in the folder `below` of `root`, without following links; leave out each
-    for which `skip` returns True.
+    """Return the names, relative to `root`, of all files and links in its folder `below`, without following links;
+    leave out each for which `skip` returns True.
 
     Raise BadInput for more than `most_files`. With `everything`, folders of tools, such as `.git`, are included and the
     number is unlimited.
@@ -153,7 +153,9 @@ def _run_git(
 
 
 def _with_settings(env: dict[str, str], settings: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the environment with git settings added, because git's option `-c` splits a name that contains "="."""
+    """Return the environment with the git settings (name, value) added as variables. Git's option `-c` is not used,
+    because it splits a name that contains "=".
+    """
     given = env.get("GIT_CONFIG_COUNT", "")
     count = int(given) if given.isdecimal() else 0
     named = dict[str, str]()

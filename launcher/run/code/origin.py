@@ -25,7 +25,7 @@ _LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid
 
 def origin_of(project: Path) -> Origin | None:
     """Return the project's commit and whether files differ from it, or None if git is missing, finds no commit, or
-    takes too long.
+    takes longer than _ENOUGH_S seconds.
     """
     words = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:
@@ -46,7 +46,7 @@ def origin_of(project: Path) -> Origin | None:
 class CommittedFile:
     """A file as a commit has it: git's mode, the id of its content (blob), and its size."""
 
-    mode: str
+    mode: str  # such as 100644
     blob: str  # git's id of its content
     size: int
 

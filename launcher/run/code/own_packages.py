@@ -170,7 +170,9 @@ def _warning_about(name: str, path: Path, home: Path) -> str:
 
 
 def packages_in(project: Path, folders: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return the packages in the frozen files `names`, as folders relative to the project."""
+    """Return the packages that can be imported from `folders` of the project, given the names of its frozen files; each
+    is a folder relative to the project.
+    """
     found = (os.path.normpath(f"{folder}/{name}") for folder in folders for name in sorted(_modules_in(folder, names)))
     return [folder for folder in found if (project / folder).is_dir()]
 

@@ -37,7 +37,9 @@ _FENCE = "```"
 
 
 def body(kind: str, message: Message) -> bytes:
-    """Return the body of the HTTP request for a webhook of this kind, such as slack."""
+    """Return the body of the HTTP request for a webhook of this kind: slack, discord or teams; for any other kind the
+    whole message as JSON.
+    """
     match kind:
         case "slack":
             said: dict[str, Any] = {"text": _marked(message, _SLACK, "*", _slack)}
