@@ -166,8 +166,8 @@ class Copier:
     async def _copied(
         self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: ReplicaAddress
     ) -> _Result:
-        """Copy the files `names` of the checkpoint `save` from node `node` to `target`, trying again for a while, and
-        return the result; a failure is recorded by `_record_failure`.
+        """Copy the files `names` of the checkpoint `save` from node `node` to `target` and return the result; a failure
+        is tried again for `give_up_s` of Patience, then recorded by `_record_failure`.
         """
         until = time.monotonic() + self._patience.give_up_s
         name, refused = "", False

@@ -89,8 +89,8 @@ class Uploads:
             self._work.more.set()
 
     async def settle(self) -> str:
-        """Wait until the newest checkpoint is in the store, or was given up; return "", or why it is not in the
-        store.
+        """Wait until the newest checkpoint is in the store, or no byte of it was sent for `give_up_s` of UploadRules;
+        return "", or why it is not in the store.
         """
         work = self._work
         if work is None:
@@ -107,7 +107,7 @@ class Uploads:
         return work.problem if work.hopeless else ""
 
     def close(self) -> None:
-        """Stop uploading before the next file."""
+        """Stop uploading before the next piece of a file."""
         if self._work is not None:
             self._work.stop()
             self._work = None

@@ -16,7 +16,7 @@ Pair = tuple[int, int]  # the lower number first
 class MeasuredLink:
     """The measured link between two nodes, or in `problem` the reason why it could not be measured."""
 
-    pair: Pair
+    pair: Pair  # the lower node number first
     bytes_per_s: float = 0.0  # of the slower direction
     round_trip_s: float = 0.0
     problem: str = ""

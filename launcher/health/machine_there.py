@@ -429,7 +429,7 @@ def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: boo
 
 def _meet(line: socket.socket, token: str, *, is_caller: bool) -> BinaryIO:
     """Exchange proofs of the token with the machine at the other end of the connection, and return the stream to read
-    from; raise an error if its proof is wrong.
+    from. Raise ValueError if its proof is wrong, and ConnectionError if it closes the connection before.
 
     With `is_caller` this machine has connected, and proves the token first.
     """

@@ -124,8 +124,8 @@ class ParamikoConnection(paramiko.Transport):
         self.wire.close()
 
     def _on_quiet(self) -> None:
-        """Send a keepalive, or end the connection after too long a silence. The connection's thread calls this ten
-        times a second while it receives nothing.
+        """Send a keepalive, or end the connection after `silence_limit_s` of silence. The connection's thread calls
+        this ten times a second while it receives nothing.
         """
         now, heard_at = time.monotonic(), self.wire.heard_at
         if self._asked_at > heard_at:

@@ -33,7 +33,7 @@ class Sealed(msgspec.Struct, frozen=True):
     """A record with its checksum, used where a flipped bit could go unnoticed and do harm."""
 
     record: msgspec.Raw
-    crc32: int
+    crc32: int  # of the record's bytes
 
 
 class Damaged(LaunchError):

@@ -79,7 +79,7 @@ class AttemptDir:
     supervisors = NamedFile("keepers.json")  # how the supervisors of a pool's hosts reach each other
     host_index = NamedFile("seat.json")  # on a host of a pool: its number there, and its GPUs
     fetched = NamedFile("fetched")  # exists once everything that its ranks wrote on other machines has been copied here
-    voter = NamedFile("voter.json")  # on a host of a pool: its newest vote, and the attempts accepted since this one
+    voter = NamedFile("voter.json")  # on a host of a pool: its newest vote, and later attempts that it accepted
     opened_on = NamedFile(
         "opened-on.json"
     )  # on a host: the pool's name for the host that opened the attempt on this disk

@@ -23,10 +23,10 @@ _DIGEST = 64
 class Usage(msgspec.Struct, frozen=True):
     """Disk space that a run takes, in bytes."""
 
-    total: int
-    checkpoints: int
+    total: int  # of the run's folder
+    checkpoints: int  # of their folder, which may be outside the run's
     logs: int
-    code: int
+    code: int  # of the run's own copy
 
 
 class _Frozen(msgspec.Struct, frozen=True):

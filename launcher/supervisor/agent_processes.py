@@ -65,8 +65,7 @@ class FrozenWatch:
     def look(self, is_frozen: bool) -> float | None:
         """Return the seconds for which the agent has been frozen, or None unless `is_frozen` says that it is now.
 
-        Time in which `look` was not called does not count: the caller was stopped or suspended too, and may go on a
-        moment before the agent does.
+        An interval in which `look` was not called does not count, because the caller was then stopped or suspended too.
         """
         now, before = self._clock(), self._looked_at
         self._looked_at = now if is_frozen else 0.0
@@ -284,7 +283,7 @@ class AdoptedAgent(AgentProcess):
         return super(AdoptedAgent, self).tree() if self.ended() is None else []
 
     def _left(self) -> list[int]:
-        """Return the processes of the run that are neither this one nor below it."""
+        """Return the pids of the processes of the run that are neither this one nor below it."""
         own = {os.getpid(), *descendants(os.getpid())}
         return [pid for pid in tagged_of_run(self.run.path, os.getuid()) if pid not in own]
 
@@ -316,7 +315,7 @@ class SupervisedLease:
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code with which the agent leaves, or None if it has set none."""
+        """Return the exit code that the agent has set before it exits, or None if it has set none."""
         return self._lease.exit_code
 
     def end(self, agent: int) -> None:
@@ -466,7 +465,9 @@ def _with_event(
 
 
 def _argv(run_dir: str, attempt: str, node: int | str) -> Sequence[str]:
-    """Return the command line of a node's agent, or of the coordinator alone if `node` is `coordinator`."""
+    """Return the command line of a node's agent, or of the coordinator alone if `node` is `coordinator`. `attempt` is
+    the attempt's number as text, or an argument that tells the process to wait for it.
+    """
     return (sys.executable, "-P", "-m", "launcher.node", run_dir, attempt, str(node))
 
 
@@ -483,7 +484,7 @@ def starter_process(argv: Sequence[str], plan: Plan, attempt: AttemptDir) -> Age
 
 
 class AgentProcesses:
-    """The agent processes on this machine.
+    """The agent processes on this machine; with `leads`, the attempt ends with the first of them.
 
     Orphans become children of this process, so that all that agents leave behind is ended too.
     """

@@ -148,8 +148,8 @@ class Allocation:
         return end
 
     def _watch(self) -> int | None:
-        """Wait until node 0's agent, with the coordinator, has ended; return its wait status, or None if the wait was
-        cut short.
+        """Wait until node 0's agent, with the coordinator, has ended, and return its wait status. Return None if a
+        role's end decides how the run ends, or if a stop was requested and the agent has not ended in its time.
         """
         while True:
             stopping = self._sure_at is not None

@@ -303,7 +303,9 @@ def announce_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd) -> None:
 
 
 def _ran_s(history: Sequence[Event], attempt: AttemptDir, last: RunState | None) -> float:
-    """Return the seconds for which the attempt's last generation was known to run."""
+    """Return the seconds for which the attempt's last generation was known to run, from its opening in `history` to the
+    last state; 0 if either is missing.
+    """
     opened = [one.at for one in history if one.kind == "generation_opened" and one.attempt == attempt.number]
     if last is None or last.attempt != attempt.number or not opened:
         return 0.0

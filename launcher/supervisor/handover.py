@@ -1,4 +1,5 @@
-"""Hand attempts to a place exactly once, whichever process dies at whatever moment.
+"""Hand attempts to a place exactly once, whichever process dies at whatever moment. A place is where a run goes: this
+machine, an SSH pool, a batch system or a login node. A handle is the record by which it is asked about an attempt.
 
 intent with its submit token (fsync) ─ lock ─ the place is asked to start it ─ handle (fsync) ─ marked as done ─ unlock
 

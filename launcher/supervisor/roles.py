@@ -304,7 +304,9 @@ def _resumed_since(whole: RunDir, role: RunDir) -> Event | None:
 
 
 def make_role_dir(whole: RunDir, run: RunDir, plan: Plan) -> None:
-    """Create the role's run directory, with the code and the secrets of the run."""
+    """Create `run`, the run directory of a role, with the plan `plan` and with the code and the secrets of the run
+    `whole`.
+    """
     make_dir(whole.roles)
     make_dir(run.path)
     for ours, theirs in ((run.code, whole.code), (run.secrets, whole.secrets)):

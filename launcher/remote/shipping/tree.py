@@ -36,7 +36,7 @@ def refuse_links_out(code: CodeList) -> None:
 
 
 def digest_of(code: CodeList) -> str:
-    """Return the digest of the listed code, by its files' contents."""
+    """Return the digest of the listed code: of its files' names, links, executable bits and contents."""
     return tree_digest(code.files, content_hashes(code, "sent"))
 
 

@@ -69,7 +69,7 @@ class Notifying(msgspec.Struct, frozen=True):
     """
 
     recipients: tuple[Recipient, ...]
-    on: tuple[str, ...]
+    on: tuple[str, ...]  # of started, restarted, stalled, ended
     restarts: int = 3
     stalled_after_s: float = 600.0
     mail: MailServer | None = None

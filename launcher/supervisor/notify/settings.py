@@ -39,7 +39,7 @@ class SmtpOptions(Struct, frozen=True):
     user: str | None = None
     password: Secret | None = None
     sender: str | None = None  # `from:`
-    tls: str = "auto"
+    tls: str = "auto"  # as in MailServer
 
 
 class NotifySettings(Struct, frozen=True):
