@@ -76,7 +76,7 @@ class Run:
     @classmethod
     def get(cls, ref: str) -> "Run":
         """Return the run with this id, unique beginning of an id, name given by its user, or `last`; raise NoSuchRun if
-        there is none.
+        there is none, or if several fit.
         """
         return run(ref)
 
@@ -888,7 +888,7 @@ def parts(run: Run, role: str) -> list[Part]:
 
 def run(ref: str) -> Run:
     """Return the run with this id, unique beginning of an id, name given by its user, or `last`; raise NoSuchRun if
-    there is none.
+    there is none, or if several fit.
     """
     if not ref.strip():
         raise BadInput("expected the id of a run, got nothing", "hint: `launch status` shows all runs")

@@ -79,8 +79,8 @@ class Line(ClosedAtTheEnd):
         return self._transport.alive()
 
     def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", limit_s: float = 60.0) -> Done:
-        """Run the command with `stdin` as its input and return its result. Raise Lost if its end cannot be observed, in
-        which case it may continue on the host.
+        """Run the command with `stdin` as its input and return its result. Raise Lost if the connection ends, or
+        `limit_s` passes, before the command has ended: it may then continue on the host.
         """
         deadline = time.monotonic() + limit_s
         with self.start(argv) as running:

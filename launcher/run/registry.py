@@ -180,7 +180,7 @@ def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
 
 def find(ref: str) -> tuple[RunId, Path]:
     """Return (id, folder) of the run with this id, unique beginning of an id, or name, or of the newest run for `last`;
-    raise NoSuchRun if there is none.
+    raise NoSuchRun if there is none, or if several fit.
     """
     known = dict(registered())
     if ref == LAST:

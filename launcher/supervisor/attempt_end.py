@@ -220,7 +220,9 @@ def settle_end(
     run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None, write: WriteEnd | None = None
 ) -> AttemptEnd:
     """Return the attempt's end that the coordinator wrote, or else write and return one from `status`, the wait status
-    of the coordinator's agent, which is None if this process ended the agent.
+    of the coordinator's agent, which is None if this process ended the agent. `write` is as for `write_failure`.
+
+    Nothing is written if the agent exited because a newer attempt took over.
     """
     fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
     if fenced and not attempt.end.exists():

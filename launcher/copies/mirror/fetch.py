@@ -40,7 +40,8 @@ def fetch(
 
     If a checkpoint cannot be fetched, the one before it is fetched and then the error is raised. `theirs` tells whether
     an attempt's ranks wrote on other machines; `bring_logs` fetches logs and returns errors by machine; `holders`
-    returns the machines that have checkpoints.
+    returns the machines that have checkpoints. Raise Refused for a step while the run goes on here, and Unreachable if
+    a machine's logs could not be fetched.
     """
     before = logs.size(run)
     troubles = bring_logs()

@@ -51,8 +51,8 @@ class Recipient(msgspec.Struct, frozen=True):
                 return f"{self.kind} {urlsplit(self.address).hostname or ''}".rstrip()
 
     def secrets(self) -> tuple[str, ...]:
-        """Return the strings that no message, log or error may contain: the address, and those parts of it that follow
-        the host.
+        """Return the strings that no message, log or error may contain: a web address and those parts of it that follow
+        the host, or an apprise URL and all its parts; none for a mail address or a command.
         """
         if self.kind in ("email", "command"):
             return ()
