@@ -238,7 +238,7 @@ class Run:
         text for each fetched item, to be shown to the user.
 
         With `newest` the best checkpoint is fetched as well. A file that no machine has is fetched from the run's
-        object store.
+        object store. Raise the LaunchError of the machines if they failed and the store gave nothing either.
         """
         from launcher.copies import stored  # late: of no use to `status`
 
@@ -889,6 +889,9 @@ def parts(run: Run, role: str) -> list[Part]:
 def run(ref: str) -> Run:
     """Return the run with this id, unique beginning of an id, name given by its user, or `last`; raise NoSuchRun if
     there is none, or if several fit.
+
+    If this machine knows no such run, each cluster of the clusters file is asked for one that was submitted elsewhere,
+    and a folder is made here for it.
     """
     if not ref.strip():
         raise BadInput("expected the id of a run, got nothing", "hint: `launch status` shows all runs")

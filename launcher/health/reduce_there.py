@@ -68,7 +68,7 @@ def _reduced(rank: int, world: int, go: dict[str, Any], listener: int | None) ->
 
 
 def _interface_of(address: str) -> str:
-    """Return the interface with this address."""
+    """Return the name of the network interface with this IPv4 address, or "" if none has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             try:

@@ -89,8 +89,8 @@ class RpcClient(ClosedAtTheEnd):
         return not self._waits and not self._left
 
     def greet(self, deadline: float | None = None) -> None:
-        """Wait for the program's greeting until the deadline (by `time.monotonic`, None for none), and raise
-        OtherVersion if it is of another version.
+        """Wait for the program's greeting until the deadline (by `time.monotonic`; None: GREETING_S seconds from now).
+        Raise OtherVersion if it is of another version, and another LaunchError if none comes or it is malformed.
         """
         if self._greeted:
             return
@@ -114,8 +114,8 @@ class RpcClient(ClosedAtTheEnd):
     def receive(self, kind: type[T], deadline: float | None = None, *, most: int = 0) -> T:
         """Return the answer to the last request, decoded as `kind`; at most `most` bytes may follow the answer.
 
-        Raise the error that the program reports, Broken if the connection ends, or Silent at the deadline (by
-        `time.monotonic`, None for none).
+        Raise the error that the program reports, Unreachable if the connection ends, Silent at the deadline (by
+        `time.monotonic`, None for none), or Garbled for a malformed answer.
         """
         self.greet(deadline)
         try:
