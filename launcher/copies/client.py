@@ -104,7 +104,7 @@ async def copy(link: ReplicaLink, files: ReplicaFiles, put: protocol.Put, pace: 
     """Send the peer the file of `files` that `put` offers, at the pace of the throttle; on return the file is on the
     peer's disk.
 
-    Raise SaveGone if the file does not exist here.
+    Raise SaveGone if the file does not exist here, and TimeoutError if the peer does not answer the offer.
     """
     size = await asyncio.to_thread(files.size, put.save, put.name)
     if size != put.size:

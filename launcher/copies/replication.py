@@ -116,7 +116,8 @@ class Replication:
         return await self._copier.settle()
 
     async def bring(self, start: Start) -> None:
-        """Fetch the checkpoint that the ranks of this generation load, if this node lacks it.
+        """Fetch the checkpoint that the ranks of this generation load, if this node lacks it, and set aside newer ones
+        that cannot be completed. If some member lacks a file, return once all members have theirs.
 
         Raise NothingToLoad if no complete one exists, NotBrought if it cannot be fetched, and DiskFailed if this node's
         disk fails.
