@@ -18,7 +18,7 @@ from launcher.run.registry import state_folder
 class CheckUp(msgspec.Struct, frozen=True):
     """The findings of the last `launch doctor` for a cluster, its time, and whether it ran a trial job."""
 
-    at: float
+    at: float  # Unix time
     trial: bool  # nodes or hosts took part in a trial
     findings: tuple[Finding, ...]
 

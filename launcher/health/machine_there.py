@@ -64,7 +64,7 @@ class FolderFacts:
     error: str = ""  # why nothing can be created there
     refusals: tuple[str, ...] = ()
     off_s: float = 0.0  # by how much the file system's clock is ahead of the machine's
-    free: int = 0
+    free: int = 0  # bytes
     free_files: int | None = None  # None: the file system sets no limit
 
 

@@ -95,9 +95,9 @@ class ProgramChannel:
         self._complaints.close()
 
     def _new_stderr(self) -> bytes:
-        """Return new output on the program's stderr, cut to the last part if there is very much.
+        """Return new output on the program's stderr, at most the last _MOST_COMPLAINTS bytes of it.
 
-        The file that receives it is emptied, so that it does not fill the disk.
+        The file that receives it is emptied once it is larger, so that it does not fill the disk.
         """
         fd = self._complaints.fileno()
         end = os.fstat(fd).st_size

@@ -71,8 +71,8 @@ def forbid_core_dumps() -> None:
 
 
 def raise_descriptors() -> None:
-    """Raise the limit on open descriptors, because a coordinator has a connection to each node and some from unknown
-    peers.
+    """Raise the limit on open descriptors to the hard limit, at most _MOST_DESCRIPTORS, because a coordinator has a
+    connection to each node and some from unknown peers.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)

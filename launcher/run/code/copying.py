@@ -59,7 +59,7 @@ class NewTree:
 def copy_tree(code: CodeList, source: Path, target: Path, *, fsync: bool = True, watch: Watch = iter) -> None:
     """Copy the listed files from `source` into the new folder `target`, and follow no link.
 
-    The copies can be changed; with `fsync` they are durable on return. The files are iterated through `watch`, which
+    The copies are writable; with `fsync` they are durable on return. The files are iterated through `watch`, which
     can report progress.
     """
     tree = NewTree(target, writable=True)

@@ -29,7 +29,7 @@ LATE_S = 1.5 * LINGER_S  # a run's own process sends notifications for that long
 class Delivery(msgspec.Struct, frozen=True):
     """The result of sending a message to one recipient; `problem` is "" if it was delivered."""
 
-    recipient: str
+    recipient: str  # its name without secrets (`label`)
     problem: str = ""
 
 

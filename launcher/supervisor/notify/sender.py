@@ -108,8 +108,9 @@ class RecipientThread:
             return None if self._stopped else self._waiting[0]
 
     def _deliver(self, message: Message, since: float) -> None:
-        """Try to send the message until it is accepted, refused for good, or too old, and record the result. It was
-        queued at the time `since`.
+        """Try to send the message until it is accepted, is refused in a way that excludes a later try, or has been
+        queued, since the time `since`, for GIVE_UP_S seconds; record the result. Return without a record once the
+        thread is stopped.
         """
         self._tries = 0
         while (failed := self._try(message)) is not None:
@@ -187,7 +188,9 @@ class Sender:
         return (end is not None and end.state.ended) or (state is not None and state.state.ended)
 
     def finish(self, linger_s: float) -> None:
-        """Send the remaining messages after the supervisor has exited, for at most `linger_s` seconds."""
+        """Send the remaining messages after the supervisor has exited, for at most `linger_s` seconds. Then record
+        those of an ended run as given up; if another attempt follows, its sender sends them.
+        """
         ended = self.queue_due(over=True)
         limit_s = linger_s if ended else min(linger_s, _FOLLOWED_S)
         for thread in self._threads:
