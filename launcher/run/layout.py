@@ -77,7 +77,7 @@ class AttemptDir:
     messenger_log = NamedFile("messenger.log")  # of the process that sends notifications
     coordinator_log = NamedFile("coordinator.log")  # of a coordinator that is not part of an agent
     supervisors = NamedFile("keepers.json")  # how the supervisors of a pool's hosts reach each other
-    host_index = NamedFile("seat.json")  # on a host of a pool: its number there, and its GPUs
+    host_index = NamedFile("seat.json")  # on a host of a pool: its number in the pool, and its GPUs
     fetched = NamedFile("fetched")  # exists once everything that its ranks wrote on other machines has been copied here
     voter = NamedFile("voter.json")  # on a host of a pool: its newest vote, and later attempts that it accepted
     opened_on = NamedFile(

@@ -27,8 +27,9 @@ Read = Callable[[int], bytes]
 
 
 def have(projects: Path, digest: str) -> bool:
-    """Return whether `projects`, the folder of trees, has the tree of this digest. Every byte of it is read and
-    compared, because scratch file systems delete old files.
+    """Return whether `projects`, the folder of trees, has the tree of this digest, and if so mark the tree as used now.
+    Every byte of it is read and compared, because scratch file systems delete old files. Raise BadInput if `digest` is
+    not 64 hex digits.
     """
     place = tree(projects, digest)
     with contextlib.suppress(BadInput, FileNotFoundError, NotADirectoryError):

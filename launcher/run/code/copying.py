@@ -77,7 +77,7 @@ def copy_tree(code: CodeList, source: Path, target: Path, *, fsync: bool = True,
 
 
 class CopiedFile(NamedTuple):
-    """A regular file that was copied: its path, its digest, its status when it was listed (`looked`), and the status of
+    """A regular file that was copied: its path, its digest, its status when it was read (`looked`), and the status of
     its copy (`kept`).
     """
 
