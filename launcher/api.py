@@ -139,8 +139,8 @@ class Run:
     def remove(self) -> None:
         """Delete the run's folder and name, on other machines too.
 
-        Raise Refused for a run that has not ended, and Unreachable if a machine did not answer; that machine keeps its
-        part, and the run stays known here.
+        Raise Refused for a run that has not ended, and Unreachable if a machine did not answer or still runs a part;
+        that machine keeps its part, and the run stays known here.
         """
         refuse_live(self.status())
         told = remove([self])
@@ -503,7 +503,7 @@ def drain(one: Run, node: str) -> int:
     """Ask a run to move its ranks off a node, which is given by its number or host name; return the node's number.
 
     The ranks move as soon as other nodes can take them, and the node gets no more ranks. Raise Refused if the run has
-    ended, has separate disks, or the node coordinates the others.
+    ended, has separate disks or no such node, or if the node coordinates the others.
     """
     attempt, status = _with_nodes(one, "drained")
     index = _node_to_free(one, status, node, "drained").node
@@ -516,7 +516,8 @@ def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
     afterwards.
 
     Nodes are given by number or host name. The ranks move at once or not at all; the returned object reads from the
-    run's records which it was. Raise Refused if the run has no ready spare or the node has no ranks.
+    run's records which it was. Raise Refused if the run is not running on a shared disk, has no such node or no ready
+    spare, or if the node has no ranks or coordinates the others.
     """
     from launcher.run.draining import MoveAnswer  # late: of no use to `status`
 

@@ -117,7 +117,9 @@ class Buddies:
             await asyncio.wait([before])
 
     async def _look_at(self, server: ReplicaAddress) -> tuple[ReplicaAddress, list[Held]]:
-        """Return (the server, the snapshots that it has); the list is empty if it does not answer."""
+        """Return (the server, the snapshots that it has). If it does not answer, record that as an event and return an
+        empty list.
+        """
         try:
             async with asyncio.timeout(_LIST_S), self._reach(server) as link:
                 return server, await peer.inventory(link)

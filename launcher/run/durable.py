@@ -191,7 +191,7 @@ def write_sealed(path: Path, record: Any) -> None:
 
 def read_sealed(path: Path, kind: type[T]) -> T | None:
     """Return the record that `write_sealed` wrote, or None if the file does not exist; raise Damaged if its checksum
-    does not match.
+    does not match, or if it cannot be decoded.
     """
     sealed = read_record(path, Sealed)
     if sealed is None:

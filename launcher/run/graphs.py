@@ -75,7 +75,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
 
 
 def graph_record(graph: GraphDir) -> GraphRecord:
-    """Return the graph's record; raise NoSuchRun if it is missing or unreadable."""
+    """Return the graph's record; raise NoSuchRun if it is missing, and Damaged if it cannot be decoded."""
     record = read_record(graph.record, GraphRecord)
     if record is None:
         raise NoSuchRun(f"{graph.path}: no steps are there")

@@ -108,8 +108,8 @@ class Holders:
         return len(fetched)
 
     def send(self, wanted: Held, to: str, names: Sequence[str]) -> None:
-        """Send the named files of a checkpoint from this machine's disk to the machine `to`; raise NotTransferred if
-        one is damaged here.
+        """Send the named files of a checkpoint from this machine's disk to the machine `to`. Raise NotTransferred if
+        one is damaged here, and another LaunchError if that machine does not answer or accept it.
         """
         manifest = partial.read_manifest(self.home, wanted.step, wanted.kind)
         sizes = {file.name: file.size for file in decode(manifest).files}

@@ -103,8 +103,8 @@ class RpcClient(ClosedAtTheEnd):
         self._greeted = True
 
     def send(self, request: object, contents: Iterable[bytes] = ()) -> None:
-        """Send a request, followed by the bytes in `contents`; an error of the connection is raised by the next
-        `receive`.
+        """Send a request, followed by the bytes in `contents`. Raise Silent if the program does not accept them in
+        time; that the connection has ended is raised by the next `receive`.
         """
         self._waits = True
         for piece in itertools.chain([encoded(request)], contents):

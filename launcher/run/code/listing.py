@@ -116,7 +116,7 @@ def _included(project: Path, pattern: str) -> set[str]:
     """Return the files that a pattern of `code.include` matches, ignored by git or not; raise BadInput if it matches
     none, or leads out of the project.
 
-    The folders of tools, such as `.git`, are included only if the pattern names them.
+    The folders of tools, such as `.venv`, are included only if the pattern names them; `.git` and `.launch` never are.
     """
     glob = Glob(pattern)
     if glob.leads_out:
@@ -129,7 +129,7 @@ def _included(project: Path, pattern: str) -> set[str]:
 
 def _below(project: Path, name: str) -> set[str]:
     """Return {`name`} if that is a file or link in the project, else the names of all files in its folder `name`; links
-    are not followed. Return an empty set if it does not exist, or is in a folder of a tool, such as `.git`.
+    are not followed. Return an empty set if it does not exist, is reached through a link, or is in `.git` or `.launch`.
     """
     path = project / name
     behind_link = path.parent.resolve() != project.resolve() / os.path.dirname(name) if name else False

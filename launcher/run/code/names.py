@@ -72,10 +72,10 @@ def walk(
     most_files: int = _MOST_FILES,
 ) -> set[str]:
     """Return the names, relative to `root`, of all files and links in its folder `below`, without following links;
-    leave out each for which `skip` returns True.
+    leave out each for which `skip` returns True, and always `.git` and `.launch`.
 
-    Raise BadInput for more than `most_files`. With `everything`, folders of tools, such as `.git`, are included and the
-    number is unlimited.
+    Raise BadInput for more than `most_files`. With `everything`, bytecode and the folders of tools, such as `.venv`,
+    are included and the number is unlimited.
     """
     names: set[str] = set()
     folders = [below]

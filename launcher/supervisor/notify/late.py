@@ -80,7 +80,8 @@ def _is_late(run: RunDir, status: RunStatus, now: float) -> bool:
 def _sent(
     run: RunDir, attempt: int, what: Notifying, message: Message, known: set[tuple[str, str]]
 ) -> Iterator[Delivery]:
-    """Send the message to each recipient, record and yield each result; stop if the run was resumed meanwhile.
+    """Send the message to each recipient, record and yield each result; stop if the run was resumed meanwhile. A
+    failure that another try may mend is not recorded, so that the next call tries again.
 
     Recipients are skipped if `known` has the message's key with their id: they have the message, or it was given up.
     """

@@ -75,8 +75,8 @@ def settings_file() -> Path:
 
 
 def read_settings(path: Path) -> NotifySettings:
-    """Return the settings in the file, or empty settings if it does not exist; raise BadInput with every problem of
-    it.
+    """Return the settings in the file, or empty settings if it does not exist. Raise BadInput with every problem of it,
+    or if another user owns it or can read or change it.
     """
     shown = printable(str(path))
     if not path.exists():
