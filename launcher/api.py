@@ -714,8 +714,9 @@ def _places_of(run: RunDir) -> list[Place]:
 
 
 def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterAnswer | None]":
-    """Return the answer of the run's cluster, of this kind, about each attempt, at most `fresh_s` seconds old, or None
-    where the run's folder tells as much.
+    """Return the answer of the run's cluster, of this kind, about each attempt, at most `fresh_s` seconds old; None if
+    the kind is not installed here, or where the run's folder tells as much. What killed submitters left undone is
+    completed first.
 
     Answers are cached because a command that follows a run asks ten times a second.
     """

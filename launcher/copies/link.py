@@ -23,7 +23,9 @@ _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer
 
 
 class Unwilling(WireError):
-    """Raised when the peer understood the request and refused it."""
+    """Raised when the peer understood the request and refused it; `gone` is True if it refused because the checkpoint
+    no longer exists.
+    """
 
     def __init__(self, refused: Refusal) -> None:
         super().__init__(refused.text)

@@ -31,7 +31,7 @@ _MOST_LETTERS = 300
 
 
 class WrongResult(Exception):
-    """Raised when the device has computed something other than expected."""
+    """Raised when the device has computed something other than expected; `expected` and `seen` are texts."""
 
     def __init__(self, expected: str, seen: str) -> None:
         super().__init__(expected, seen)

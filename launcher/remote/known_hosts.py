@@ -59,7 +59,9 @@ class KnownKey:
 
 
 class BadKey(Unreachable):
-    """Raised when the host's key is not the expected one; nothing that proves the user's identity was sent."""
+    """Raised when the host's key is not the expected one; nothing that proves the user's identity was sent. `key` is
+    the host's, and `file` the known-hosts file in which it was looked up or to which it could be added.
+    """
 
     def __init__(self, key: HostKey, file: Path, *lines: str) -> None:
         super().__init__(*lines)

@@ -42,7 +42,8 @@ class RecordWriter:
     """A thread that writes records: `write` returns at once, and entries wait while the disk refuses them.
 
     `state_waits` is True if a state is among the waiting entries. After the first failure that is not the disk's, such
-    as a newer attempt's fence, nothing more is written and `failed` is called, once, from the writer's thread.
+    as a newer attempt's fence, nothing more is written and `failed` is called, once, from the writer's thread. `notify`
+    is called once records that others need at once are on disk.
     """
 
     def __init__(

@@ -150,7 +150,7 @@ class Turn(Enum):
 
 
 class Waiter:
-    """The wait of one attempt before it may start; an awaited event that has happened is not checked again."""
+    """The wait of one attempt before it may start. An awaited event that has happened is not checked again."""
 
     def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, other: Callable[[Path], OtherRun]) -> None:
         self._run, self._attempt, self._plan, self._other = run, attempt, plan, other

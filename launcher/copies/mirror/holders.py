@@ -62,7 +62,9 @@ class NotTransferred(LaunchError):
 class Holders:
     """The machines that have files of a run's checkpoints, and the folder for these files on this machine (`home`).
 
-    A machine that does not answer is not asked again; errors name it.
+    A machine that does not answer is not asked again; errors name it. `silent` and `failed` have the errors by machine:
+    of those that could not be asked what they have, and of those that failed later. `gone` is True if a machine with
+    files is lost for good.
     """
 
     def __init__(

@@ -106,8 +106,8 @@ def _block(text: str, **more: str) -> dict[str, Any]:
 
 
 class NotDelivered(Exception):
-    """Raised when a message was not delivered. With `again`, it may be accepted if it is sent again after `after_s`
-    seconds.
+    """Raised when a message was not delivered, for the reason `text`. With `again`, it may be accepted if it is sent
+    again after `after_s` seconds.
     """
 
     def __init__(self, text: str, *, again: bool, after_s: float = 0.0) -> None:
