@@ -776,7 +776,8 @@ def submit_many(
 
 
 def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "tuple[Plan, CodeList]":
-    """Return what `submit` would use on the cluster `on`: the plan, and the list of code files to freeze.
+    """Return what `submit` would use on the cluster `on` for a spec, changed by `overrides` (KEY=VALUE): the plan, and
+    the list of code files to freeze.
 
     Nothing is started or written.
     """
@@ -793,7 +794,9 @@ def preview(plan: "Plan") -> Preview | None:
 
 
 def validate(spec: Spec, *, overrides: Sequence[str] = ()) -> None:
-    """Raise BadInput with every problem of a spec, as far as they do not depend on where it will run."""
+    """Raise BadInput with every problem of a spec, changed by `overrides` (KEY=VALUE), as far as they do not depend on
+    where it will run.
+    """
     from launcher.submission.requests import validate as validate_spec  # late: it reads YAML: see above
 
     with as_files([spec]) as ([file], roots):

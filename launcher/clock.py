@@ -44,9 +44,10 @@ def heartbeat_every_s(lease_s: float, nodes: int) -> float:
 
 
 def heartbeat_turn_s(lease_s: float, nodes: int) -> float:
-    """Return the shortest time in seconds between two heartbeats of one node.
+    """Return the shortest time in seconds between two heartbeats of one node, given the lease of its ranks.
 
-    It grows with the number of nodes, so that the coordinator keeps up even if ranks report at every step.
+    It grows with the number of nodes, up to a part of the lease, so that the coordinator keeps up even if ranks report
+    at every step.
     """
     return min(nodes / _MOST_A_SECOND, lease_s / _HEARTBEATS_OF_MANY)
 

@@ -24,7 +24,7 @@ class CheckUp(msgspec.Struct, frozen=True):
 
 
 def keep(cluster: str, findings: Sequence[Finding], *, trial: bool) -> None:
-    """Store the findings for `last_check_up`; `trial` is True if a trial job was run.
+    """Store the findings about `cluster` for `last_check_up`; `trial` is True if a trial job was run.
 
     A failure to store them is ignored, because the user has seen them.
     """

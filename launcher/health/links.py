@@ -113,7 +113,7 @@ def summary(links: Collection[MeasuredLink]) -> str:
 
 
 def _pair(one: int, other: int) -> Pair:
-    """Return the pair with the lower node first."""
+    """Return the pair of two nodes, with the lower number first."""
     return (one, other) if one < other else (other, one)
 
 

@@ -67,8 +67,8 @@ class Member:
         return Way(self.name, other.name, found.round_trip_s, found.bytes_per_s, found.error[:200], at)
 
     def _ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T | None:
-        """Return the machine's answer to a request, or None if it fails, after which the machine no longer takes
-        part.
+        """Return the machine's answer to the request `words`, decoded as `answer`. Return None if it fails or takes
+        longer than `limit_s`; the machine then no longer takes part.
         """
         try:
             return self.session.ask(words, answer, limit_s)

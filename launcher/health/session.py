@@ -50,8 +50,8 @@ class Helper:
         self._running, self._said = line.start([python, flag, "-c", text]), b""
 
     def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
-        """Send a request and return its answer, decoded as `answer`; other output is skipped. Raise Unreachable if the
-        program has ended or does not answer within `limit_s`.
+        """Send the request `words` and return its answer, decoded as `answer`; other output is skipped. Raise
+        Unreachable if the program has ended or does not answer within `limit_s`.
         """
         self._running.write(msgspec.json.encode(words) + b"\n", limit_s)
         until = time.monotonic() + limit_s

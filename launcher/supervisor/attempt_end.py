@@ -262,8 +262,8 @@ def write_failure(
     """Record the failure of an attempt that is gone without an end record; let the recovery policy choose what follows,
     write the end that says so, and return it.
 
-    `text` is the failure in one line, for people. The end is written by `write` if that is given, and the result is
-    then what `write` returns.
+    `text` is the failure in one line, for people, and `evidence` a detail of it for the event. The end is written by
+    `write` if that is given, and the result is then what `write` returns.
     """
     last, history = readable(run.state, RunState), read_lines(run.events, Event)
     event = Event(

@@ -49,7 +49,9 @@ class Messenger:
 
 
 def _started(folder: Path, attempt: AttemptDir, linger_s: float) -> "subprocess.Popen[bytes]":
-    """Start and return the notifying process, which sends for up to `linger_s` seconds after its stdin has ended."""
+    """Start and return the notifying process of the run in `folder`, which sends for up to `linger_s` seconds after its
+    stdin has ended.
+    """
     log = os.open(attempt.messenger_log, _LOG, 0o600)
     try:
         return subprocess.Popen(

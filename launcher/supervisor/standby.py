@@ -25,8 +25,8 @@ _SETTINGS = ("LAUNCH_CLUSTERS", "LAUNCH_RUNS", "LAUNCH_SSH_CONFIG")  # by which 
 
 
 def supervisor_command(strategy: str, run_dir: Path, *words: str) -> list[str]:
-    """Return the command line of a supervisor with the strategy class `strategy`, written MODULE:CLASS, and that
-    class's arguments `words`.
+    """Return the command line of a supervisor of the run in `run_dir`, with the strategy class `strategy`, written
+    MODULE:CLASS, and that class's arguments `words`.
     """
     return [sys.executable, "-P", "-m", "launcher.supervisor", strategy, str(run_dir), *words]
 
@@ -113,7 +113,7 @@ class StandbySupervisor:
 
 
 def _settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the variables that are the user's own settings of `launch`."""
+    """Return those of the variables in `environ` that are the user's own settings of `launch`."""
     return {name: environ[name] for name in _SETTINGS if name in environ}
 
 

@@ -216,8 +216,8 @@ def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
 
 
 def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes], kind: Kind) -> None:
-    """Write a fetched file of a checkpoint of this kind into the folder; raise CheckpointDamaged if its content does
-    not match the manifest. Another checkpoint with the same folder name is set aside.
+    """Write the file `name` of a checkpoint of this kind into the folder, with the bytes that `pieces` yields; raise
+    CheckpointDamaged if they do not match the manifest. Another checkpoint with the same folder name is set aside.
     """
     make_dir(folder)
     ReplicaFiles(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))

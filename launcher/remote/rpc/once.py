@@ -127,7 +127,7 @@ def _there(chosen: Sequence[Made]) -> tuple[Made, ...]:
 
 
 def tidy(folder: Path, now: float) -> None:
-    """Delete records of tokens that are more than a month old at the time `now`."""
+    """Delete the records below `folder` of tokens that are more than a month old at the time `now`."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder / "requests") as found:
         for entry in found:
             if _TOKEN.fullmatch(entry.name) and entry.stat().st_mtime < now - _KEPT_S:

@@ -39,7 +39,9 @@ def digest(tag: str) -> str:
 
 
 def archive(tag: str) -> bytes:
-    """Return the bundle as a compressed archive, which is made once for all hosts that ask for it at the same time."""
+    """Return the bundle for hosts with this tag as a compressed archive, which is made once for all hosts that ask for
+    it at the same time.
+    """
     with _making:
         return _archive(tag)
 

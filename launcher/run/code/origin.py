@@ -52,8 +52,8 @@ class CommittedFile:
 
 
 def changes_since(commit: str, project: Path, code: CodeList, excluded: Sequence[str]) -> list[FileChange]:
-    """Return how frozen code differs from a commit, apart from submodules and files that the spec leaves out
-    (`excluded`); raise BadInput if git cannot read the commit.
+    """Return how frozen code differs from a commit of the project's repository, apart from submodules and files that
+    the spec leaves out (`excluded`); raise BadInput if git cannot read the commit.
     """
     committed = _committed(commit, project)
     modules = tuple(f"{path}/" for path, file in committed.items() if file.mode == SUBMODULE)
@@ -93,8 +93,8 @@ def _is_code(path: str, excluded: Sequence[Glob]) -> bool:
 
 
 def _is_equal(root: Path, file: CodeFile | None, committed: CommittedFile | None) -> bool:
-    """Return whether the file in the code and the committed file are equal in content, type and executable bit; None
-    stands for no file.
+    """Return whether the file in the code, whose folder is `root`, and the committed file are equal in content, type
+    and executable bit; None stands for no file.
     """
     if file is None or committed is None or (file.link is not None) != (committed.mode == _LINK):
         return False

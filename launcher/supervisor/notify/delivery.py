@@ -306,7 +306,8 @@ def _by_command(argv: tuple[str, ...], message: Message, folder: Path, limit_s: 
 
 
 def _run(argv: tuple[str, ...], data: bytes, folder: Path, words: dict[str, str], limit_s: float) -> None:
-    """Run a command with `data` on its stdin and the variables `words`; raise NotDelivered if it fails.
+    """Run the command `argv` in `folder`, with `data` on its stdin and the variables `words`; raise NotDelivered if it
+    fails.
 
     It runs in a session of its own, so that all its processes can be ended after `limit_s`.
     """

@@ -103,15 +103,15 @@ def _started(key: str, life: Sequence[Event], state: RunState) -> Message | None
 def _restarted(
     key: str, life: Sequence[Event], state: RunState, most: int, at: float, role: str = ""
 ) -> Message | None:
-    """Return the message that the run, or a role, was restarted more than `most` times, or None; `life` are the events
-    since the user's submit or resume.
+    """Return the message that the run, or a role, was restarted more than `most` times, or None. `life` are the events
+    since the user's submit or resume, and `at` is the time of the message.
     """
     restarts = restarts_by_cause(life)
     return message.restarted(key, state, at, restarts, role) if sum(restarts.values()) > most else None
 
 
 def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Message | None:
-    """Return the message that the run has made no progress for `after_s` seconds, or None.
+    """Return the message, of the time `at`, that the run has made no progress for `after_s` seconds, or None.
 
     A script that never reports a step or a metric gets none, because it cannot be told from one that makes no progress.
     """
@@ -123,8 +123,8 @@ def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Mess
 
 
 def _ended(key: str, state: RunState, glance: Glance, at: float) -> Message | None:
-    """Return the message that the run has ended, or None. An end written by a host that did not lead the attempt does
-    not count.
+    """Return the message, of the time `at`, that the run has ended, or None. An end written by a host that did not lead
+    the attempt does not count.
     """
     end = glance.end
     if end is not None and end.alone:

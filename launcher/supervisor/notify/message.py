@@ -114,8 +114,8 @@ def _going_on(state: RunState) -> RunState:
 
 
 def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int], role: str = "") -> Message:
-    """Return the message that the run, or its role `role`, was restarted; `restarts` has the numbers of restarts by
-    cause.
+    """Return the message, of the time `at`, that the run, or its role `role`, was restarted; `restarts` has the numbers
+    of restarts by cause.
     """
     state = _going_on(state) if state.state.ended else state
     title = f"{_who(state, role)} was restarted {_many(sum(restarts.values()), 'time')}: {counted(restarts)}"
@@ -125,16 +125,16 @@ def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int],
 
 
 def stalled(key: str, state: RunState, at: float, stalled_s: float) -> Message:
-    """Return the message that the run has made no progress for `stalled_s` seconds."""
+    """Return the message, of the time `at`, that the run has made no progress for `stalled_s` seconds."""
     done = f"after step {state.step}" if state.step is not None else f"while it is {state.state}"
     title = f"{state.run} stands still {done}: nothing new for {_minutes(stalled_s)}"
     return _message_of(key, "stalled", state, title, at)
 
 
 def ended(key: str, state: RunState, end: AttemptEnd | None, at: float, role: str = "") -> Message:
-    """Return the message that the run, or its role `role`, has ended.
+    """Return the message, of the time `at`, that the run, or its role `role`, has ended.
 
-    If the state is older than the end record `end`, the record counts; None means that there is no such record.
+    If the state is older than the end record `end`, the record counts; None means that there is no end record.
     """
     if end is not None and not state.state.ended:
         state = msgspec.structs.replace(
@@ -157,7 +157,7 @@ def _look_at(state: RunState, role: str) -> str:
 
 
 def _message_of(key: str, kind: str, state: RunState, title: str, at: float) -> Message:
-    """Return a message of this kind with the other fields taken from the run's state."""
+    """Return a message with this key, kind, title and time, and with the other fields taken from the run's state."""
     failure = state.failure if state.state is not State.SUCCEEDED else None
     summary = failure.summary if failure is not None else state.message
     return Message(

@@ -136,14 +136,14 @@ def lock_name(gpu: str) -> str:
 
 
 def held_name(kind: str, number: str, user: str, run: str) -> str:
-    """Return the socket name by which a run announces the slots that it holds: a GPU's number, or a
-    count of CPU slots.
+    """Return the socket name by which a run announces the slots that it holds. `kind` is gpu or cpu, `number` a GPU's
+    number or a count of CPU slots.
     """
     return _signed(f"launch/held/{kind}/{number}", user, run)
 
 
 def alone_name(user: str, run: str) -> str:
-    """Return the socket name by which a run announces that it has lost its leader."""
+    """Return the socket name by which the run `run` of this user announces that it has lost its leader."""
     return _signed("launch/alone", user, run)
 
 
