@@ -379,7 +379,9 @@ def _bound(family: int, address: str, ports: list[int]) -> socket.socket:
 
 
 def _attend(door: socket.socket, token: str) -> None:
-    """Accept connections to the listening socket `door` for ever, and serve each."""
+    """Accept connections to the listening socket `door` for ever, and serve each whose caller proves that it has
+    `token`.
+    """
     while True:
         caller, _ = door.accept()
         threading.Thread(target=_serve, args=(caller, token), daemon=True).start()

@@ -398,10 +398,11 @@ class AttemptEnd(msgspec.Struct, frozen=True):
 class StopRequest(msgspec.Struct, frozen=True):
     """attempts/0001/stop.json: a request to end the attempt, on disk before any signal is sent.
 
-    `kind` is cancel, or preempt or limit, after which another attempt follows.
+    `kind` is cancel; or preempt, limit, notice (its host is about to go) or restart, after which another attempt
+    follows.
     """
 
-    kind: str  # cancel; preempt or limit: another attempt follows
+    kind: str  # cancel; preempt, limit, notice or restart: another attempt follows
     at: float
     by: ProcessId  # the process that requested it
 

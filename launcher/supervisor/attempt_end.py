@@ -132,7 +132,8 @@ def _stop_kind(attempt: AttemptDir) -> str | None:
 
 
 def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
-    """Record a request to stop, for the reason `kind`; the first request counts, but a `cancel` replaces any other.
+    """Record a request to stop, for the reason `kind` (as in StopRequest); the first request counts, but a `cancel`
+    replaces any other.
 
     If it cannot be written, the signal that follows has to suffice.
     """
