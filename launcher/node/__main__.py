@@ -71,8 +71,10 @@ def main() -> int:
 
 
 async def coordinate(run: RunDir, plan: Plan, number: int, lease: Lease) -> Exit:
-    """Run the coordinator of a role whose node 0 is another machine, without an agent, and return its exit code;
-    `number` is the attempt's.
+    """Run the coordinator of a role whose node 0 is another machine, without an agent, and return its exit code.
+
+    `number` is the attempt's. `lease` holds the memory that this process shares with its supervisor; no rank runs under
+    it here.
     """
     attempt, loop = run.attempt(number), asyncio.get_running_loop()
     token, copies = read_intent(attempt).token, lease.copies if plan.disks_apart else None
@@ -102,8 +104,9 @@ async def live(
     """Prepare node `index` for attempt `number`, run its agent, and on node 0 the coordinator too; return the exit
     code.
 
-    `offered` is a zygote whose imports are done, or None. `gate` is the descriptor over which a standby takes the next
-    agent's arguments, or None without a standby.
+    `watchdog` is the process that kills the ranks when the node's lease expires. `offered` is a zygote (a process that
+    has imported torch and forks ranks) whose imports are done, or None. `gate` is the descriptor over which a process
+    that waits to be the node's next agent gets its arguments, or None if none is to wait.
     """
     attempt = run.attempt(number)
     intent = read_intent(attempt)
@@ -130,10 +133,11 @@ async def live(
 
 
 async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | None) -> tuple[Exit, bool]:
-    """Run the node's agent, and on node 0 the coordinator too; return (exit code, whether another attempt follows).
+    """Run the node's agent, and on node 0 the coordinator too; return (exit code of this process, whether another
+    attempt follows).
 
-    `token` is the attempt's secret. The agent reports `buried`, the node's previous agent, as exited; None means that
-    there was none, or that it may still run.
+    `home` says for which run and node, and `token` is the attempt's secret. The agent reports `buried`, the node's
+    previous agent, as exited; None means that there was none, or that it may still run.
     """
     agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), watchdog, buried)
     if home.node.index != 0 or home.plan.coordinator:
@@ -148,7 +152,9 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
 
 
 async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
-    """Close the agent, and then the coordinator, whose records are written last; return the coordinator's exit code.
+    """Close the agent, and then the coordinator, whose records are written last. Return the coordinator's exit code, or
+    the agent's if the coordinator has not ended by itself.
+
     `working` is the agent's task.
     """
     if host.ended.done():
@@ -160,16 +166,16 @@ async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Tas
 
 
 def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:
-    """Return the process of the node's previous agent if it has certainly exited, else None. Its ranks need no care:
-    the process that started this agent has ended them.
+    """Return the process of the previous agent of node `index` if it has certainly exited, else None. Its ranks need no
+    care: the process that started this agent has ended them.
     """
     record = readable(attempt.agent(index), AgentRecord)
     return record.process if record is not None and alive(record.process) is False else None
 
 
 def located(node: NodePlan, interface: str | None) -> NodePlan:
-    """Return the node with the address on which it listens: the plan's, or if the plan has none, that of
-    `interface`.
+    """Return the node with the address on which it listens: the plan's, or if the plan has none, that of `interface`.
+    Raise LaunchError if it has neither.
     """
     if node.address:
         return node
@@ -179,10 +185,10 @@ def located(node: NodePlan, interface: str | None) -> NodePlan:
 
 
 def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
-    """Return the folder in the node's memory (tmpfs) for snapshots and for what ranks record at each step; an attempt
-    that was requeued by itself, by `intent`, gets the previous one's.
+    """Return the folder in the node's memory (tmpfs) for snapshots and for what ranks record at each step.
 
-    Return None if the spec asks for neither, or if the machine offers no such memory.
+    If `intent`, the record of why the attempt was opened, says that it was requeued, the folder is the previous
+    attempt's. Return None if the spec asks for neither, or if the machine offers no such memory.
     """
     if not keeps_snapshots(plan) and not plan.ranks_may_stay:
         return None
@@ -211,7 +217,9 @@ def notes_in(memory: Path) -> Path:
 
 
 def read_secrets(run: RunDir) -> dict[str, str]:
-    """Return the values of the spec's secrets, which are stored in a file of their own."""
+    """Return the values of the spec's secrets by name, from the file in which they are stored; {} if there is none.
+    Raise LaunchError if the file is damaged.
+    """
     try:
         return msgspec.json.decode(run.secrets.read_bytes(), type=dict[str, str])
     except FileNotFoundError:

@@ -35,8 +35,8 @@ def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a batch job that its ranks may inherit, without those that would mislead torch or its
-    libraries.
+    """Return the variables in `environ` that ranks may inherit: all but those for which a rank gets the launcher's own
+    value, or none.
     """
     return {name: value for name, value in environ.items() if not misleads(name)}
 
@@ -154,8 +154,8 @@ def _memory_variables(checkpoint: CheckpointOptions, memory: Path | None) -> dic
 
 
 def hot_variables(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
-    """Return the variables of a rank for `recovery.mode` hot or auto: the paths of its control FIFO and of its notes
-    folder, and the lease.
+    """Return the variables of a rank for `recovery.mode` hot or auto: `control`, the path of its control FIFO, `notes`,
+    the folder in which it records its state at each step, and the lease.
 
     With `joins` the rank joins a training under way and gets its state from the other ranks.
     """
@@ -191,7 +191,7 @@ def role_rank_variables(plan: Plan, rank: int) -> dict[str, str]:
 
 def sizes(start: Start) -> dict[str, str]:
     """Return the variables WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE and ROLE_WORLD_SIZE, which are the same for
-    all ranks of a node.
+    all ranks of a node. `start` is the coordinator's order to start the ranks of a generation.
     """
     world = str(start.world_size)
     return {
@@ -206,8 +206,8 @@ def rank_environment(start: Start, local_rank: int, progress: str, error_file: s
     """Return the variables of the rank with the number `local_rank` on this node, beyond its node's environment: its
     ranks and sizes, MASTER_ADDR, and its report files.
 
-    `progress` is the path of the FIFO on which it reports, `error_file` the one to which torch's `@record` writes its
-    exception.
+    `start` is the coordinator's order to start the ranks of a generation. `progress` is the path of the FIFO on which
+    the rank reports, `error_file` the one to which torch's `@record` writes its exception.
     """
     rank = str(start.first_rank + local_rank)
     return {

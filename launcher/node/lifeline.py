@@ -30,22 +30,26 @@ _Weighty = (
 
 
 class RankNews(NamedTuple):
-    """What a heartbeat says of the ranks: all that a coordinator needs once, and since when each has done nothing."""
+    """The ranks of one heartbeat, in a form in which two heartbeats can be compared. If nothing has changed, the later
+    heartbeat leaves its ranks out.
+    """
 
-    generation: int
-    ranks: tuple[messages.RankHeartbeat, ...]
-    active_at: tuple[float, ...]
+    generation: int  # of the ranks
+    ranks: tuple[messages.RankHeartbeat, ...]  # with an `idle_s` of 0
+    active_at: tuple[float, ...]  # when each rank was last active, by `boottime`
 
     @classmethod
     def of(cls, heartbeat: messages.Heartbeat, at: float) -> "RankNews":
-        """Return the news of a heartbeat that is sent at `at`."""
+        """Return the ranks of `heartbeat`, which is sent at the time `at` by `boottime`."""
         ranks = tuple(msgspec.structs.replace(one, idle_s=0.0) for one in heartbeat.ranks)
         return cls(heartbeat.generation, ranks, tuple(at - one.idle_s for one in heartbeat.ranks))
 
     def repeats(self, before: "RankNews | None") -> bool:
-        """Return whether these are the same ranks as `before`, which have done nothing since.
+        """Return whether the ranks and their states are those in `before`, and no rank has been active since. Return
+        False if `before` is None.
 
-        A rank that waits in a breakpoint always has news: that others wait for it is no hang.
+        A rank that waits in a breakpoint never counts as unchanged: the coordinator has to learn at once that the other
+        ranks wait for it and do not hang.
         """
         if before is None or not self.ranks or any(one.breakpoint for one in self.ranks):
             return False
@@ -103,8 +107,8 @@ class Lifeline:
         self._told.append(message)
         self.send(message)
 
-    def note(self, message: messages.Noted) -> None:
-        """Send a message once: at once, or as soon as the connection is up."""
+    def send_once(self, message: messages.Noted) -> None:
+        """Send a message once: now, or as soon as the connection is up."""
         if self.is_up:
             self.send(message)
         else:
@@ -117,8 +121,8 @@ class Lifeline:
         self._told.clear()
 
     def join(self, message: messages.Join) -> None:
-        """Send Join on a new connection, then all messages that have to be repeated and those that `note` has not sent
-        yet.
+        """Send Join on a new connection, then all messages that have to be repeated and those that `send_once` has not
+        sent yet.
         """
         self._joined_at = boottime()
         self._news, self._brief = None, False
@@ -140,7 +144,8 @@ class Lifeline:
         self.send(msgspec.structs.replace(heartbeat, seq=self._sequence, answered=self._answered, took_s=self._took_s))
 
     def welcomed(self, lease_s: float, *, brief: bool = False) -> None:
-        """Take over the lease's length from a Welcome, and whether heartbeats may be brief.
+        """Take over the lease's length in seconds from a Welcome. With `brief` a heartbeat may leave out ranks that
+        have not changed since the last one.
 
         An expired lease is renewed by an answered heartbeat alone, because a coordinator that has given up this node's
         ranks sends a Welcome too.
@@ -207,7 +212,7 @@ class Lifeline:
         """Return an authenticated connection to the coordinator that the run directory names now, or None if none can
         be made yet.
 
-        Each connection that a busy coordinator does not turn to in time is followed by one that waits twice as long.
+        After each attempt that ends without an answer, the next one waits twice as long for it, up to a limit.
         """
         try:
             endpoint = read_record(self._home.attempt.endpoint, Endpoint)
@@ -225,7 +230,9 @@ class Lifeline:
             return None
 
     async def _dial(self, endpoint: Endpoint) -> Wire[ToAgent, ToCoordinator] | None:
-        """Return a connection to the coordinator at this address, or None once another address is in its place."""
+        """Return a connection to the coordinator at the address `endpoint`, or None once the run directory names
+        another address. Raise WireError if it cannot be made.
+        """
         own, peers = self._home.node.address, self._home.plan.nodes_max
         place, at = (endpoint.address, endpoint.port), self._home.attempt.endpoint
         dialling = asyncio.create_task(

@@ -197,8 +197,8 @@ class NodeAgent:
             self._line.send(await self._prober.measure(request.number, request.peer))
 
     async def _look(self, request: messages.Look) -> None:
-        """Inspect the ranks of the requested generation and send what each is doing. With `request.times`, send only
-        when each entered its newest collectives.
+        """Inspect the ranks of the requested generation, and send what each is doing. With `request.times`, send only
+        the times at which each entered its newest collectives. Do nothing if another generation runs here.
         """
         group = self._group
         if group is None or group.generation != request.generation:
@@ -214,7 +214,9 @@ class NodeAgent:
     # -- ranks
 
     async def _start(self, start: messages.Start) -> None:
-        """Fetch the checkpoint if necessary, and start the ranks of a generation."""
+        """Start the ranks of a generation, once the node is prepared and its lease valid. If the nodes share no disk,
+        fetch the checkpoint that the ranks are to load first.
+        """
         node = self._home.node.index
         self._line.forget()
         self._opens = start.generation  # until it is stopped, if it comes no further
@@ -383,7 +385,7 @@ class NodeAgent:
         )
 
     def _rank_pids(self) -> dict[int, int]:
-        """Return the pids of the live ranks; called by the sampler's thread."""
+        """Return the pid of each live rank by rank number; called by the sampler's thread."""
         group = self._group
         return group.pids if group is not None else {}
 
@@ -405,8 +407,8 @@ class NodeAgent:
 
 
 async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator], None]) -> "Replication":
-    """Return the store that copies checkpoints between the nodes' disks, authenticated by the attempt's `token`; it
-    sends its messages with `say`.
+    """Return the store that copies checkpoints between the nodes' disks, for the run and node in `home`. It is
+    authenticated by the attempt's `token` and sends its messages with `say`.
     """
     from launcher.copies.copier import Patience  # late: as the next one
     from launcher.copies.replication import Replication  # late: 20 ms that a shared disk spares
@@ -422,7 +424,9 @@ async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator
 
 
 def _open_uploads(home: Home, say: Callable[[ToCoordinator], None]) -> "Uploads":
-    """Return the uploader of checkpoints to the spec's object store; it sends its messages with `say`."""
+    """Return the uploader of checkpoints to the spec's object store, for the run and node in `home`; it sends its
+    messages with `say`.
+    """
     # late: 20 ms that runs without a store are spared
     from launcher.copies.stored import borrow_packages, open_store, variables_for_store  # late: see above
     from launcher.copies.uploads import UploadRules, Uploads  # late: see above
@@ -448,7 +452,9 @@ def _open_uploads(home: Home, say: Callable[[ToCoordinator], None]) -> "Uploads"
 
 
 async def _open_prober(home: Home, token: str) -> "Prober":
-    """Return the prober that measures network links between nodes, authenticated by the attempt's `token`."""
+    """Return the prober that measures network links between nodes, for the run and node in `home`, authenticated by the
+    attempt's `token`.
+    """
     from launcher.health.probe import Prober  # late: 20 ms that runs without such checks are spared
 
     key = wire_key(token, "links", home.plan.run_id, home.attempt.number)
@@ -458,8 +464,8 @@ async def _open_prober(home: Home, token: str) -> "Prober":
 
 
 async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToCoordinator], None]) -> "Buddies":
-    """Return the store that copies snapshots between the nodes' memories, with its own in `folder`, authenticated by
-    the attempt's `token`; it sends its messages with `say`.
+    """Return the store that copies snapshots between the nodes' memories, for the run and node in `home`, with its own
+    snapshots in `folder`. It is authenticated by the attempt's `token` and sends its messages with `say`.
     """
     # late: 20 ms that runs without such copies are spared
     from launcher.copies.buddies import Buddies  # late: see above

@@ -59,7 +59,7 @@ class HostNotice:
     async def _ask(self) -> bool:
         """Run the spec's command and return whether it gives notice, which it does with exit code 0.
 
-        Return False, with the reason in `problem`, if the command cannot be run or does not end in time.
+        Return False, with the reason in `problem`, if the command cannot be run or does not end within its time limit.
         """
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
         self.problem = ""

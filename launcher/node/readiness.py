@@ -1,4 +1,5 @@
-"""The readiness of a node: it is prepared, its devices are fit, and its host is not about to go.
+"""The readiness of a node: it is prepared (`run.setup` has run, and a zygote has imported torch, to fork ranks), its
+devices are fit, and its host is not about to go.
 
 prepare ─ setup, zygote ─► Ready, or Fault
 kernel log ─► DeviceFails          notice of the host ─► HostLeaves
@@ -117,9 +118,9 @@ class Readiness:
         node = self._home.node.index
         for one in self.preparation.health:
             if one.fitness is Fitness.FIT:
-                self._line.note(messages.Noted(node, "node_fit", f"node {node} is fit: {one.text}"))
+                self._line.send_once(messages.Noted(node, "node_fit", f"node {node} is fit: {one.text}"))
             else:
-                self._line.note(messages.Noted(node, "health_unknown", f"node {node} was not checked: {one.text}"))
+                self._line.send_once(messages.Noted(node, "health_unknown", f"node {node} was not checked: {one.text}"))
 
     async def _watch_kernel(self) -> None:
         """Watch the kernel log, and send the coordinator the first report of a failing device, so that ranks leave the
@@ -134,7 +135,7 @@ class Readiness:
         except OSError as error:
             why = said_by_the_system(error)
             text = f"the kernel log of node {node} cannot be read for failing devices: {why}"
-            self._line.note(messages.Noted(node, "health_unknown", text))
+            self._line.send_once(messages.Noted(node, "health_unknown", text))
         else:
             self._line.send(messages.DeviceFails(node, self._failing))
 
@@ -148,7 +149,7 @@ class Readiness:
                 self._line.send(messages.HostLeaves(node, leaves))
             if notice.problem and notice.problem != problem:
                 text = f"notice.command gives no answer whether the host of node {node} leaves: {notice.problem}"
-                self._line.note(messages.Noted(node, "notice_failed", text))
+                self._line.send_once(messages.Noted(node, "notice_failed", text))
             problem = notice.problem or problem
             self._noticed.set()
             await asyncio.sleep(_KERNEL_S)
@@ -157,7 +158,7 @@ class Readiness:
         """Send the coordinator an event about the processes in reserve (`recovery.reserve`), with `text` as its
         explanation.
         """
-        self._line.note(messages.Noted(self._home.node.index, kind, text))
+        self._line.send_once(messages.Noted(self._home.node.index, kind, text))
 
 
 def _fault_of(home: Home, failure: SetupFailed | NodeUnfit | PortTaken) -> messages.Fault:

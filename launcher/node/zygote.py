@@ -114,7 +114,7 @@ class Order(NamedTuple):
 Frame = tuple[str, int, str]  # file, line, name of the function
 
 
-class Worker(NamedTuple):
+class WorkerError(NamedTuple):
     """The exception of a child process: the last line of its traceback, and its frames, outermost first."""
 
     line: str
@@ -331,8 +331,8 @@ def exit_if_asked_as_rank(encode: Callable[[str], bytes]) -> Callable[[str], byt
 
 
 def place_that_asks(name: str) -> str:
-    """Return the line of user code that reads the variable, such as `train.py:41`, or "" if a package or the trainer
-    reads it, mostly for logs.
+    """Return the line of user code that reads the variable `name`, such as `train.py:41`. Return "" if a package or the
+    trainer reads it: they do so mostly for logs.
     """
     frame = sys._getframe(2)  # noqa: SLF001 - as pdb itself does
     while frame.f_back is not None and is_standard(frame.f_code.co_filename):
@@ -685,7 +685,7 @@ def debugger_over(breakpoints: Breakpoints) -> Any:
 
 def stop_here(breakpoints: Breakpoints, *args: Any, **named: Any) -> Any:
     """Stop in the debugger over `breakpoints`, as `breakpoint()` for a rank, which has no terminal. In a child that the
-    script forked, call Python's own with the other arguments.
+    script forked, call Python's own `breakpoint()` with `args` and `named`.
     """
     if not breakpoints.here:
         return sys.__breakpointhook__(*args, **named)  # noqa: T100 - the script's own
@@ -767,7 +767,9 @@ def chain(error: Optional[BaseException]) -> list[BaseException]:
 
 
 def raised_in(error: BaseException) -> str:
-    """Return the name of the module of the innermost frame outside the standard library."""
+    """Return the name of the module of the innermost frame outside the standard library, or "" if there is no such
+    frame.
+    """
     stack = [frame for frame, _ in traceback.walk_tb(without_our_frames(error.__traceback__))]
     theirs = [frame for frame in stack if not is_standard(frame.f_code.co_filename)]
     return str(theirs[-1].f_globals.get("__name__", "")) if theirs else ""
@@ -798,7 +800,7 @@ def fitting(words: dict[str, Any]) -> bytes:
         length //= 2
 
 
-def worker_exception(error: BaseException) -> Optional[Worker]:
+def worker_exception(error: BaseException) -> Optional[WorkerError]:
     """Return the exception of a child process, such as a DataLoader worker, that `error` passes on; None if `error` is
     this process's own.
     """
@@ -811,12 +813,14 @@ def worker_exception(error: BaseException) -> Optional[Worker]:
             if found:
                 frames.append((found[1], int(found[2]), found[3]))
             elif frames and line.strip() and not line[0].isspace():
-                return Worker(line.strip(), frames)
+                return WorkerError(line.strip(), frames)
     return None
 
 
 def module_of(frames: Sequence[Frame]) -> str:
-    """Return the module of the innermost frame outside the standard library, derived from the frames' paths."""
+    """Return the module of the innermost frame outside the standard library, derived from that frame's path; "" if
+    there is no such frame.
+    """
     path = next((path for path, _, _ in reversed(frames) if not is_standard(path)), "")
     inside = path.rpartition("-packages/")[2] if "-packages/" in path else os.path.basename(path)
     return os.path.splitext(inside)[0].replace("/", ".")
@@ -832,8 +836,9 @@ def frames_of(error: BaseException) -> list[Frame]:
 
 
 def where(frames: Sequence[Frame], order: Order) -> str:
-    """Return the innermost frame as text, such as `train.py:41 in step`: of the user's own code, or without any such
-    frame of other code that is no installed library, or of any.
+    """Return the innermost frame of the user's own code as text, such as `train.py:41 in step`.
+
+    If there is none, take the innermost frame of code that is not an installed library, or else the innermost of all.
     """
     cwd = os.path.realpath(order.cwd)
     roots = (cwd + os.sep, os.path.dirname(os.path.realpath(order.target)) + os.sep)
@@ -976,7 +981,9 @@ MOST_TIMES = 512  # of a group: ranks are asked within a tenth of a second, and 
 
 
 def stacks_now() -> dict[str, Any]:
-    """Return where the main thread is, the innermost frame first, and the stacks of all other threads as text."""
+    """Return `stack`, the main thread's frames, innermost first, and `threads`, the stacks of all other threads as
+    lines of text.
+    """
     import threading  # here, as it is loaded by now
 
     main, names = threading.main_thread().ident, {one.ident: one.name for one in threading.enumerate()}
@@ -1002,8 +1009,8 @@ def frames_in(frame: Optional[types.FrameType]) -> list[Frame]:
 
 
 def flight_of(c10d: Any) -> dict[str, Any]:
-    """Return the process groups of this rank with the newest collectives of each, or why they cannot be read; `c10d` is
-    torch.distributed's module.
+    """Return `groups`, the process groups of this rank with the newest collectives of each (`group_of`), or `problem`,
+    the reason why they cannot be read. `c10d` is torch.distributed's module.
     """
     found = recorded_by_group(c10d, with_frames=True)
     if found is None:
@@ -1015,8 +1022,8 @@ def flight_of(c10d: Any) -> dict[str, Any]:
 
 
 def times_of(c10d: Any) -> dict[str, Any]:
-    """Return when this rank entered the newest collectives of its largest process groups; `c10d` is torch.distributed's
-    module.
+    """Return `groups`: when this rank entered the newest collectives of its two largest process groups
+    (`times_of_group`). `c10d` is torch.distributed's module.
     """
     found = recorded_by_group(c10d, with_frames=False) or {}
     world = c10d._world  # noqa: SLF001 - nothing else knows of all groups
@@ -1026,11 +1033,11 @@ def times_of(c10d: Any) -> dict[str, Any]:
 
 
 def times_of_group(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> Any:
-    """Return when each collective of one process group was entered, the newest last, up to the first gap in their
-    sequence numbers.
+    """Return as a JSON object when each collective of one process group was entered, in microseconds, the newest last.
+    It goes back to the first gap in their sequence numbers, at most 512.
 
-    `world` is torch's record of all groups, `key` the parts of the group's name, `entries` its entries of the Flight
-    Recorder.
+    `world` is torch's record of all groups, `key` is (the group's name, its backend), `entries` are its entries of the
+    Flight Recorder.
     """
     newest = max(one["pg_id"] for one in entries)
     times = {
@@ -1053,7 +1060,8 @@ def times_of_group(world: Any, process_group: Any, key: tuple[str, str], entries
 
 
 def recorded_by_group(c10d: Any, *, with_frames: bool) -> Optional[dict[tuple[str, str], tuple[Any, Any]]]:
-    """Return the entries of torch's Flight Recorder for each existing process group, or None if torch has no recorder.
+    """Return the entries of torch's Flight Recorder by (name, backend) of each existing process group, or None if torch
+    has no recorder.
 
     Each value is (process group, entries). With `with_frames` the entries have their source lines, which takes far
     longer to read.
@@ -1080,10 +1088,11 @@ def recorded_by_group(c10d: Any, *, with_frames: bool) -> Optional[dict[tuple[st
 
 
 def group_of(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the newest collectives of a process group, pending ones first, as a JSON object.
+    """Return a process group as a JSON object: its name, description and ranks, how many collectives it has entered,
+    and the newest of these, after older ones that are pending.
 
-    `world` is torch's record of all groups, `key` the parts of the group's name, `entries` its entries of the Flight
-    Recorder.
+    `world` is torch's record of all groups, `key` is (the group's name, its backend), `entries` are its entries of the
+    Flight Recorder.
     """
     newest = max(one["pg_id"] for one in entries)  # one of this name may have been destroyed before
     own = [one for one in entries if one["pg_id"] == newest]
@@ -1104,7 +1113,9 @@ def is_done(entry: dict[str, Any]) -> bool:
 
 
 def collective_of(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of the Flight Recorder as a JSON object."""
+    """Return an entry of the Flight Recorder as a JSON object: the collective's number, operation, sizes, types, source
+    lines and age, and whether it is complete.
+    """
     calls = [one for one in entry.get("frames", ()) if one["filename"] != __file__]
     frames = [(one["filename"][-300:], one["line"], one["name"][:200]) for one in calls]
     own = [one for one in frames if "-packages" not in one[0] and not is_standard(one[0])]

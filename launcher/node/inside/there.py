@@ -148,13 +148,13 @@ def _parent(pid: int) -> int:
 
 
 def _zygotes_beside(pid: int) -> list[int]:
-    """Return the pids of the zygotes whose parent is also the parent of process `pid`."""
+    """Return the pids of the zygotes (processes that fork ranks) whose parent is also the parent of process `pid`."""
     agent = _parent(pid)
     return [one for one in pids() if _parent(one) == agent and _is_zygote(one)]
 
 
 def _is_zygote(pid: int) -> bool:
-    """Return whether the command line of the process is that of a zygote."""
+    """Return whether the command line of the process is that of a zygote, a process that forks ranks."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return os.fsencode(ZYGOTE) in file.read().split(b"\0")
@@ -257,7 +257,7 @@ def _why_no_dump(pid: int) -> str:
 
 
 def _written(log: Path, since: int) -> Iterator[str]:
-    """Yield the lines that the log has gained since its size was `since`."""
+    """Yield the lines that the log has gained since its size was `since` bytes, from the first MiB of them."""
     with log.open("rb") as file:
         file.seek(since)
         yield from file.read(_MOST_BYTES).decode(errors="replace").splitlines()
@@ -333,7 +333,9 @@ class NodeHost:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve the visitor on stdin and stdout, and return the exit code."""
+    """Serve the visitor on stdin and stdout, and return the exit code. `argv` holds the run directory, the attempt and
+    the node.
+    """
     run = RunDir(Path(argv[0]))
     source, sink = take_stdio()
     become_subreaper()  # what a command leaves behind ends with it

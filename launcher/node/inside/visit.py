@@ -124,8 +124,8 @@ class Visit(ClosedAtTheEnd):
         self._running.write(encoded(message))
 
     def received(self) -> Iterator[FromHost]:
-        """Yield the messages that have arrived, without waiting; if the host has declined the question, raise its
-        error.
+        """Yield the messages that have arrived, without waiting. Raise the error that the host sent if it has declined
+        the question, or Broken if the connection has ended.
         """
         word: FromHost | None = None
         while not isinstance(word, CommandEnded):
@@ -136,7 +136,9 @@ class Visit(ClosedAtTheEnd):
             yield word
 
     def stacks(self, question: AskStacks) -> list[RankStacks]:
-        """Return the stacks of all ranks that the question names, once the host has sent them."""
+        """Send the question, and return the stacks of all ranks that it names once the host has sent them. Raise Silent
+        after two minutes, or Broken if the connection ends.
+        """
         self.ask(question)
         found = list[RankStacks]()
         until = time.monotonic() + _STACKS_S
@@ -146,7 +148,9 @@ class Visit(ClosedAtTheEnd):
         return found
 
     def kill(self, question: KillHere) -> int:
-        """Have the host kill the processes that the question names, and return how many it ended."""
+        """Have the host kill the processes that the question names, and return how many it ended. Raise Silent if no
+        answer comes within a minute, or Broken if the connection ends.
+        """
         self.ask(question)
         word = self._next(_KILL_S)
         if not isinstance(word, KilledHere):
@@ -158,8 +162,8 @@ class Visit(ClosedAtTheEnd):
         self._running.close()
 
     def _next(self, limit_s: float) -> FromHost:
-        """Return the next message within `limit_s`. Raise the host's refusal, or Broken if the connection ends or no
-        message comes.
+        """Return the next message. Raise the host's refusal, Silent if no message comes within `limit_s`, or Broken if
+        the connection ends.
         """
         line = self._running.readline(limit_s)
         if not line:

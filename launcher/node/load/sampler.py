@@ -99,7 +99,7 @@ def read_process(pid: int) -> Process | None:
 
 
 def _below(root: int, children: dict[int, list[Process]]) -> Iterator[Process]:
-    """Yield the descendants of the process `root`, given the children of each process by its pid."""
+    """Yield the descendants of the process `root`, without itself, given the children of each process by its pid."""
     stack = [root]
     while stack:
         for one in children.get(stack.pop(), ()):
@@ -290,7 +290,9 @@ class Sampler:
 
 
 def named_values(load: NodeLoad) -> dict[str, float]:
-    """Return a sample as metrics: `node0/cpu`, `node0/gpu1/busy`, `rank3/memory`; cores, bytes and bytes a second."""
+    """Return the values of a sample by name, such as `node0/cpu`, `node0/gpu1/busy` and `rank3/memory`. Processor time
+    is in cores, memory in bytes, traffic in bytes a second.
+    """
     node = f"node{load.node}"
     values = {f"{node}/{name}": float(getattr(load, name)) for name in _OF_NODE}
     for gpu in load.gpus:

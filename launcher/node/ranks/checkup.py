@@ -1,4 +1,6 @@
-"""Check a node's devices: one process for each, forked from the zygote and ended at a time limit."""
+"""Check a node's devices: one process for each, ended at a time limit. It is forked from the zygote, a process that has
+imported torch already.
+"""
 
 import asyncio
 import signal
@@ -44,14 +46,14 @@ class Checkup:
         return devices_of(self._gpus)
 
     def devices_of_ranks(self, local_ranks: Collection[int]) -> tuple[str, ...]:
-        """Return the devices on which the ranks in `local_ranks` compute."""
+        """Return the devices on which the ranks with the numbers `local_ranks` on this node compute."""
         if not self._gpus:
             return self.devices if local_ranks else ()
         return tuple(sorted({f"cuda:{local % self._gpus}" for local in local_ranks}))
 
     async def look(self, zygote: ZygoteLink | None, devices: Collection[str], bound_s: float) -> list[DeviceHealth]:
-        """Check the devices at once, each for at most `bound_s` seconds, and return their health; raise NodeUnfit if
-        one fails.
+        """Check all the devices concurrently, each for at most `bound_s` seconds, and return their health; raise
+        NodeUnfit if one fails.
 
         The checks are forked from the zygote; None means that each starts a new interpreter.
         """

@@ -1,4 +1,6 @@
-"""The ranks of one node in one generation: start them, watch them, and end every process that they started."""
+"""The ranks of one node in one generation: start them, watch them, and end every process that they started. A zygote is
+a process that has imported torch and forks ranks.
+"""
 
 import asyncio
 import contextlib
@@ -83,7 +85,7 @@ class Listener(Protocol):
     """Callbacks about what ranks do."""
 
     def begun(self, rank: int) -> None:
-        """Called when the rank's process has been started."""
+        """Called when the process of the rank with this number has been started."""
 
     def on_report(self) -> None:
         """Called when a rank has reported something."""
@@ -302,7 +304,7 @@ class RankGroup:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Return the pid of each live rank."""
+        """Return the pid of each live rank by its rank number."""
         return {rank.number: rank.pid for rank in self._ranks if rank.pid and not rank.ended.is_set()}
 
     async def look(self) -> list[RankLook]:
@@ -314,7 +316,7 @@ class RankGroup:
         return await asyncio.to_thread(with_nccl, looks, self._home.environment.get("NCCL_RAS_ADDR", ADDRESS))
 
     async def entered(self) -> dict[int, RankTimes]:
-        """Return when each live rank that answers entered its newest collectives."""
+        """Return when each live rank that answers entered its newest collectives, by its rank number."""
         return await asyncio.to_thread(times_of, self._subjects())
 
     def _subjects(self) -> list[Subject]:
@@ -370,7 +372,7 @@ class RankGroup:
 
     @property
     def is_steady(self) -> bool:
-        """Return whether every rank lives and has made its first steps of this generation."""
+        """Return whether every rank lives and has made three steps in this generation."""
         return all(rank.progress.steps >= _FIRST_STEPS and not rank.ended.is_set() for rank in self._ranks)
 
     @property
@@ -456,8 +458,8 @@ class RankGroup:
         return ""
 
     def _can_be_fenced(self) -> bool:
-        """Return whether the exit code for "fenced" can have that meaning: the run's checkpoint directory has a fence
-        file.
+        """Return whether a rank's exit code for "fenced" (ended because another attempt took over the run) can have
+        that meaning: the run's checkpoint directory has the file that names the attempt in charge.
 
         Other programs, curl among them, use the same code.
         """

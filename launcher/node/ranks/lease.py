@@ -161,8 +161,8 @@ class LeaseWatch:
         self._until, self._slept_before_s = 0.0, 0.0
 
     def left_s(self, until: float) -> float:
-        """Return the seconds until the lease expires at the time `until` by `boottime`; time spent suspended is left
-        out where the plan disregards it.
+        """Return the seconds until the lease expires at the time `until` by `boottime`. Time spent suspended since the
+        last renewal does not count, unless this node's rule (`AfterSuspend`) is COUNTS.
         """
         slept_s = self._waking.slept_s
         self._waking.now()
@@ -204,7 +204,7 @@ class Watchdog:
 
     lease: Lease
     pid: int
-    slept: AfterSuspend
+    slept: AfterSuspend  # how it treats time spent suspended
 
 
 def start_watchdog(slept: AfterSuspend, clock: Callable[[], float] = boottime, lease: Lease | None = None) -> Watchdog:

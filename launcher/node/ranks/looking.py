@@ -98,8 +98,8 @@ def look_at(
 def times_of(
     subjects: Sequence[Subject], answer_s: float = ANSWER_S, clock: Callable[[], float] = time.monotonic
 ) -> dict[int, RankTimes]:
-    """Return when each rank in `subjects` entered its newest collectives; ranks that do not answer within `answer_s`
-    seconds by `clock` are left out.
+    """Return when each rank in `subjects` entered its newest collectives, by rank number. Ranks that do not answer
+    within `answer_s` seconds by `clock` are left out.
     """
     until, number, found = clock() + answer_s, time.time_ns() >> 10, dict[int, RankTimes]()
     awaited = [one for one in subjects if not _ask(one, number, "times ")]
@@ -132,7 +132,9 @@ def _ask(subject: Subject, number: int, only: str = "") -> str:
 
 
 def _answer(path: Path, number: int, kind: type[_Said]) -> _Said | None:
-    """Return the content of the answer file if it answers question `number` or a later one, else None."""
+    """Return the content of the answer file, decoded as a `kind`, if it answers question `number` or a later one; else
+    None.
+    """
     try:
         if path.lstat().st_size > _MOST_BYTES:
             return None

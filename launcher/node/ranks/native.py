@@ -44,8 +44,8 @@ def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[Ran
 
 
 def _native(look: RankLook, until: float) -> tuple[str, ...]:
-    """Return the native stack of a rank's main thread, by the time `until`; empty if the rank must not be traced or no
-    tool is installed.
+    """Return the native stack of a rank's main thread, found before the time `until` by `time.monotonic`; empty if the
+    rank must not be traced or no tool is installed.
     """
     if look.ended or look.state not in ("R", "S"):
         return ()  # tracing would wait for the kernel, or take the process from what stopped it
@@ -63,10 +63,10 @@ def _native(look: RankLook, until: float) -> tuple[str, ...]:
 def _traced(
     argv: Sequence[str], look: RankLook, until: float, frames_in: Callable[[Sequence[str], int], list[str]]
 ) -> tuple[str, ...]:
-    """Run the tracer `argv` on the rank and return the frames that `frames_in` finds in its output, or one line that
-    says why there are none.
+    """Run the tracer `argv` on the rank and return the frames in its output, or one line that says why there are none.
 
-    Return () if the rank's process has ended or no time is left before `until`.
+    `frames_in` gets the output's lines and the rank's pid, and returns the frames. Return () if the rank's process has
+    ended or no time is left before `until` by `time.monotonic`.
     """
     name, process, left_s = Path(argv[0]).name, process_id(look.pid), until - time.monotonic()
     if process is None or left_s <= 0:

@@ -1,4 +1,6 @@
-"""Prepare a node for ranks: run the user's setup, start the zygote and its imports, then check its devices."""
+"""Prepare a node for ranks: run the user's setup, start the zygote (a process that imports torch once and forks ranks),
+then check the node's devices.
+"""
 
 import asyncio
 import contextlib
@@ -227,7 +229,7 @@ class Preparation:
             await self._zygote.close()
 
     async def _set_up(self, text: str) -> None:
-        """Run the user's setup script; raise SetupFailed if it fails."""
+        """Run the user's setup script, the text of `run.setup`; raise SetupFailed if it fails."""
         log = self._home.run.setup_log(self._home.attempt.number, self._home.node.index)
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
@@ -305,7 +307,9 @@ class Preparation:
         return await self._wait_until_ready(link)
 
     async def _wait_until_ready(self, zygote: ZygoteLink) -> ZygoteLink | None:
-        """Return `zygote` once its imports are complete, or None if they are not in time."""
+        """Return `zygote` once its imports are complete. If it ends or its time limit passes before, close it and
+        return None.
+        """
         await _wait_for_any(zygote.ready, zygote.gone, within_s=self._take_over_s)
         if zygote.ready.is_set():
             return zygote

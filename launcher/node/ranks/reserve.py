@@ -86,8 +86,10 @@ class Reserve:
         return tuple(one.pid for one in self._processes if one.pid)
 
     def is_short(self, start: Start) -> bool:
-        """Return whether `fill` would start a process for ranks like those of `start`: too few are in reserve, none is
-        being started, and the attempts of this generation are not used up.
+        """Return whether `fill` would start a process for ranks like those of `start`.
+
+        It would if too few are in reserve, none is being started, and the processes that may be started in one
+        generation are not all used up.
         """
         has_tries = start.generation != self._generation or self._tries > 0
         return self._lacks(start) > 0 and has_tries and not self._filling
@@ -149,8 +151,10 @@ class Reserve:
         return process.pid
 
     def _why_none(self, environment: Mapping[str, str], before: int) -> str:
-        """Return why no process in reserve can become the rank, or "" if that was reported for generation `before` or
-        later.
+        """Return why no process in reserve can become the rank with this environment.
+
+        `before` is the last generation that asked for a process. If the reserve is empty and was filled in that
+        generation or later, return "": the reason was reported then.
         """
         fitting = [one for one in self._processes if one.can_be(environment)]
         if fitting:
@@ -181,16 +185,18 @@ class Reserve:
         self._on_report(process)  # what it said before that was known
 
     def _on_report(self, process: _Process) -> None:
-        """Report once, when the process sends its first report that it waits, that it is ready."""
+        """Report that the process is ready, once it has reported itself that it waits to become a rank; do so only
+        once.
+        """
         if process.progress.waits and process.pid and not process.ended and not process.told:
             process.told, node = True, self._home.node.index
             self._note("in_reserve", f"node {node} has process {process.pid} in reserve")
 
     def _ended(self, process: _Process, death: Death) -> None:
-        """Handle the end of a process.
+        """Handle the end of a process: if it had become a rank, call its `tell`.
 
-        If it had become a rank, pass its end on. Otherwise stop filling the reserve if a successor would end in the
-        same way.
+        If it was in reserve, report that the node has no reserve if the process exited by itself, as the next one would
+        too, or if no further start is allowed in this generation.
         """
         process.ended = True
         is_ours = process in self._processes

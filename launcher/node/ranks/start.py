@@ -1,4 +1,6 @@
-"""Start one rank process: forked from the zygote, or in a new interpreter if that is impossible."""
+"""Start one rank process: forked from the zygote, a process that has imported torch, or in a new interpreter if that is
+impossible.
+"""
 
 import contextlib
 import json

@@ -134,10 +134,11 @@ class ZygoteLink:
         await self.preload(preload)
 
     async def preload(self, modules: Sequence[str], home: Order | None = None) -> None:
-        """Send the first message: the modules to import.
+        """Send the first message: the modules to import. It is also the order to a standby, which has imported them, to
+        become the zygote.
 
-        To a standby, which has imported them, it is the order to become the zygote. With `home` a zygote that another
-        process started takes over this agent's environment and folder.
+        With `home`, which holds this agent's environment, folder and log, a zygote that another process started takes
+        them over.
         """
         words: Order = {"op": "preload", "modules": list(modules)} | ({"home": home} if home is not None else {})
         if not modules or self._socket is None:

@@ -85,7 +85,9 @@ class LogFile:
             os.close(fd)
 
     def since(self, size: int) -> list[str]:
-        """Return the lines that were written after the log had `size` bytes, up to a limit."""
+        """Return the lines that were written after the log had `size` bytes, from the first 64 KiB of them; empty if
+        the log cannot be read.
+        """
         try:
             with self.path.open("rb") as file:
                 file.seek(size)
