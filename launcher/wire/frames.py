@@ -63,7 +63,9 @@ class WireError(LaunchError):
 
 
 class NoAnswer(WireError):
-    """Raised when the connection was made, and the server did not turn to it in time: it may have many others."""
+    """Raised when the connection was made, but the server did not answer within the time limit: it may be busy with
+    many others.
+    """
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,8 +151,8 @@ class Wire(Generic[In, Out]):
         """Call `handle` with each message until the peer has closed; raise WireError for an invalid line, and whatever
         `handle` raises.
 
-        It is called as soon as bytes are read: for thousands of peers, a task that wakes up for each message costs more
-        than the message.
+        The call comes from the event loop as soon as bytes are read, without waking a task: with thousands of peers,
+        waking one for each message would cost more than handling the message.
         """
         transport = self.writer.transport
         lines = _Lines(transport, self._inbox, self._limit, lambda line: handle(parsed(line, self._decoder)))
@@ -169,7 +171,9 @@ class Wire(Generic[In, Out]):
             lines.connection_lost(None)
 
     def send(self, message: Out) -> None:
-        """Queue one message and return at once; a peer that reads nothing for too long is dropped."""
+        """Queue one message and return at once. If more than MAX_UNSENT_BYTES are queued, the peer does not read, and
+        its connection is dropped.
+        """
         if self.writer.is_closing():
             return
         self.writer.write(msgspec.json.encode(message) + b"\n")
@@ -200,7 +204,11 @@ class Wire(Generic[In, Out]):
 
 
 class _Handshake:
-    """A connection whose peer has not yet proved the key: its socket, what was sent to it, and its line so far."""
+    """A connection that the server has accepted from a client, `peer`, which has not yet proved that it has the key.
+
+    `nonce` is the server's, `line` the part of the client's line that has been read, `since` the event loop's time of
+    the start, and `ends` the addresses of client and server as text.
+    """
 
     __slots__ = ("ends", "key", "line", "nonce", "peer", "since")
 
@@ -212,8 +220,8 @@ class _Handshake:
         _send_now(peer, _Hello(WIRE_VERSION, self.nonce))
 
     def advance(self) -> bool:
-        """Read what has come, and return whether the peer has proved the key now, with our proof sent to it; raise
-        WireError or OSError if it cannot any more.
+        """Read what the client has sent, and return whether its proof is now complete and right; if so, send the
+        server's proof. Raise WireError or OSError if the client can no longer prove itself.
         """
         try:
             piece = self.peer.recv(HANDSHAKE_LINE_BYTES - len(self.line))
@@ -233,7 +241,9 @@ class _Handshake:
 
 
 class _Lines(asyncio.Protocol):
-    """Hands each line that arrives to `handle`; `ended` is done once the connection is, with an error that ended it."""
+    """A connection of which each line that arrives is given to `handle`. The future `ended` is done once the connection
+    has ended, with the error that ended it, if any.
+    """
 
     def __init__(
         self, transport: asyncio.WriteTransport, inbox: "_Inbox | None", limit: int, handle: Callable[[bytes], None]
@@ -243,11 +253,11 @@ class _Lines(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def pause(self) -> None:
-        """Have the event loop read nothing any more: `read` is called instead."""
+        """Stop the event loop from reading the connection: from now on `read` does."""
         self._transport.pause_reading()  # type: ignore[attr-defined]
 
     def read(self) -> None:
-        """Handle what has arrived."""
+        """Read what has arrived, without waiting, and handle its complete lines; end if the peer has closed."""
         try:
             data = os.read(self.descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -273,11 +283,11 @@ class _Lines(asyncio.Protocol):
             self._end(error)
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """End, as the peer or we have closed the connection."""
+        """End without an error, because the peer or this process has closed the connection."""
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:
-        """Have nothing read any more, and raise `error`, if any, where the end is awaited."""
+        """Stop reading the connection, and complete `ended`, with `error` if it is not None."""
         if self._inbox is not None:
             self._inbox.remove(self)
         if self.ended.done():
@@ -289,9 +299,9 @@ class _Lines(asyncio.Protocol):
 
 
 class _Inbox:
-    """The connections of many peers, read together: the event loop waits for one epoll that has them all.
+    """The connections of many peers, read together: the event loop waits for one epoll object that has them all.
 
-    Among very many it is looked at a hundred times in a second, not for each message.
+    With more than a thousand connections it reads them a hundred times a second at most, and not for each message.
     """
 
     def __init__(self) -> None:
@@ -327,12 +337,11 @@ class _Inbox:
         self._loop.add_reader(self._epoll.fileno(), self._read)
 
     def _read(self) -> None:
-        """Read all connections on which something has arrived: while peers are let in, no heartbeat waits for them.
-
-        With many connections, `_read` is called by a timer, as the kernel takes a millisecond to add an epoll that has
-        thousands of connections to the loop's.
+        """Read all connections on which something has arrived, in one call, so that heartbeats do not wait while many
+        new peers are accepted.
         """
-        for descriptor, _ in self._epoll.poll(0, max(1, len(self._lines))):
+        ready = self._epoll.poll(0, max(1, len(self._lines)))
+        for descriptor, _ in ready:
             lines = self._lines.get(descriptor)
             if lines is not None and not lines.ended.done():
                 lines.read()
@@ -348,8 +357,8 @@ class _Inbox:
 class WireServer(Generic[In, Out]):
     """A server that calls `serve` for each peer that has proved the key; a bad peer harms only its own connection.
 
-    While `most_unproved` connections are without a proof no other is accepted: the kernel keeps them in their order.
-    By default that is a constant, or as many as there can be peers, for all of whom its queue may be too short.
+    At most `most_unproved` connections may be without a proof at a time; the kernel queues further ones. None means
+    MOST_UNPROVED, or `most_peers` if that is more, because the kernel's queue may be too short for all of them.
     """
 
     def __init__(
@@ -485,7 +494,9 @@ class WireServer(Generic[In, Out]):
         task.add_done_callback(self._ended)
 
     def _drop_overdue(self) -> None:
-        """Drop the peers whose time is over; what has come of one by now was in time, as it may be we who are late."""
+        """Drop the peers that have not proved themselves within the time limit. What one of them has sent by now still
+        counts, because it may be this process that is late.
+        """
         self._timer = None
         while self._unproved:
             oldest = next(iter(self._unproved.values()))
@@ -511,7 +522,9 @@ class WireServer(Generic[In, Out]):
         self._accept_if_room()
 
     def _drop(self, peer: socket.socket, _error: Exception) -> None:
-        """Close the connection of a peer that has not proved itself, and never will; nobody is told of the error."""
+        """Close the connection of a peer that has not proved itself. The error is not reported: any program can
+        connect.
+        """
         peer.close()
 
     # -- who has
@@ -553,11 +566,11 @@ async def dial(
     peers: int = 1,
     patience: int = 1,
 ) -> Wire[In, Any]:
-    """Connect from `own_address`, authenticate both sides, and return the wire; raise WireError if either fails,
-    NoAnswer if the connection was made and nothing came of it in time.
+    """Connect from `own_address`, authenticate both sides, and return the wire. Raise WireError if either fails, or
+    NoAnswer if the connection was made and the server did not answer within the time limit.
 
-    `peers` is how many may connect to the server at the same moment. A connection that waits for its turn may do so
-    `patience` times as long as usual.
+    `decoder` decodes the server's messages, of at most `line_bytes` each. `peers` is how many may connect to the server
+    at the same moment, which makes the limit longer. `patience` multiplies the limit for the server's answer.
     """
     try:
         peer = await _connected(address, port, own_address, handshake_limit_s(peers))
@@ -580,7 +593,9 @@ async def dial(
 
 
 async def _connected(address: str, port: int, own_address: str, limit_s: float) -> socket.socket:
-    """Return a socket that is connected to the server, as far as its kernel can tell."""
+    """Return a socket connected from `own_address` to the server, whose process may not have accepted the connection
+    yet. Raise TimeoutError after `limit_s` seconds, or OSError if it is refused.
+    """
     peer = await _socket_for(address)
     try:
         peer.bind((own_address, 0))
@@ -593,7 +608,7 @@ async def _connected(address: str, port: int, own_address: str, limit_s: float) 
 
 
 async def _socket_for(address: str) -> socket.socket:
-    """Return a new socket bound to the address."""
+    """Return a new, unbound socket of the address's family, IPv4 or IPv6; `address` may be a host's name."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     except ValueError:  # a name: asked for in a thread, for which a number must not have to wait
@@ -607,7 +622,9 @@ async def _socket_for(address: str) -> socket.socket:
 async def _opened(
     peer: socket.socket, decoder: msgspec.json.Decoder[In], line_bytes: int, inbox: _Inbox | None = None
 ) -> Wire[In, Any]:
-    """Return the wire on an authenticated socket."""
+    """Return the wire on an authenticated socket. `decoder` decodes the peer's messages, of at most `line_bytes` each;
+    with `inbox`, `attend` reads the wire together with the others in it.
+    """
     try:
         address, port = peer.getpeername()[
             :2
@@ -639,7 +656,7 @@ def _check(good: bool, why: str) -> None:
 
 
 def _address_text(name: tuple[Any, ...]) -> str:
-    """Return the address of one end of the connection as text."""
+    """Return the address and the port of one end of a connection as text, from a socket's `name` for that end."""
     address, port = name[:2]
     return f"{address.partition('%')[0]} {port}"  # what follows is this machine's name of an interface
 

@@ -13,7 +13,7 @@ _LOCAL_SCOPE = "20"  # fe80::, which is no use without naming the interface at e
 
 
 def address_of(interface: str) -> str:
-    """Return the address of the interface, IPv4 if it has one, else IPv6."""
+    """Return the address of the interface, IPv4 if it has one, else IPv6; raise LaunchError if it has none."""
     found = _addresses().get(interface)
     if found is None:
         known = ", ".join(sorted(name for _, name in socket.if_nameindex()))

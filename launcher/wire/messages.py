@@ -79,12 +79,12 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
 
 class SlowRank(msgspec.Struct, frozen=True, array_like=True):
     """A rank for which all others wait, as the ranks measure it together: the seconds of its own work in a step, and
-    those of the usual rank.
+    those of the median rank.
     """
 
     rank: Count
     own_s: float  # of its own work in each step
-    usual_s: float  # of the usual rank's work in each step
+    usual_s: float  # of the median rank's work in each step
 
 
 class WentBack(msgspec.Struct, frozen=True, array_like=True):
@@ -307,6 +307,8 @@ class StopAsked(msgspec.Struct, frozen=True, tag="stop_asked", tag_field="t"):
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
     """coordinator → agent: the answer to Join, with the length in seconds of the lease under which the node's ranks may
     run.
+
+    `brief` means that this coordinator understands `Heartbeat.same`, which those of older versions do not.
     """
 
     lease_s: float
@@ -398,7 +400,9 @@ class HeartbeatAck(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
 
 
 class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
-    """coordinator → agent: the attempt is over, so exit; `goes_on` means that the run continues in another attempt."""
+    """coordinator → agent: the attempt is over, so exit. `reason` is for people; `goes_on` means that the run continues
+    in another attempt.
+    """
 
     reason: str
     goes_on: bool = False  # the run continues in another attempt

@@ -11,7 +11,7 @@ Fields with a meaning of their own: step, total_steps, checkpoint (a step that i
 (nothing after it is a failure), asked_to_stop (for instance by a signal: the rank exits with code 75 to be started
 again), address (where it serves requests; "": no longer), can_continue (the generation in which it can survive when
 another rank is replaced; 0: none), remembered (a step with a snapshot in the node's memory), slow_rank (the rank for
-which all others wait, with slow_s, the time of its own work in a step, and usual_s, that of the usual rank), exception
+which all others wait, with slow_s, the time of its own work in a step, and usual_s, that of the median rank), exception
 (written by the rank's starter). Every other number is a metric. A line is under 4096 bytes long, so that lines of
 several writers do not mix; anything else is dropped and counted.
 """
@@ -53,7 +53,7 @@ class Report(msgspec.Struct, frozen=True):
     `done` False means that there is more to do after all; `called_exit` and `start_failed` come from the rank's
     starter; `can_continue` is the generation in which the rank can survive (0: none), `resizes` and `goes_back` how;
     `waits` means that it waits to join others; `remembered` is a step with a snapshot in memory. `slow_rank` has
-    `slow_s` of own work per step, the usual rank `usual_s`. `went_back_to` is the saved step from which training
+    `slow_s` of own work per step, the median rank `usual_s`. `went_back_to` is the saved step from which training
     continued, `why` the reason.
     """
 
