@@ -1,4 +1,6 @@
-"""The state of one attempt, shared by the parts of the coordinator that decide."""
+"""The state of one attempt, shared by the parts of the coordinator that decide. A generation is one set of ranks that
+train together; another follows each failure or change of nodes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -104,8 +104,8 @@ class Attendance:
         self._nodes.settle(node)
 
     def expire_leases(self) -> Iterator[Loss]:
-        """Yield a loss for each lease that has expired; a node may have two leases, its agent's and its stale
-        agent's.
+        """Yield a loss for each lease that has expired. A node may have two leases: its agent's, and that of its
+        previous agent, which is not known to have exited.
         """
         evidence = f"no heartbeat for {self._lease_s:g} s"
         while overdue := self._nodes.overdue(self._ledger.mono):

@@ -1,4 +1,6 @@
-"""Close a generation: end all its processes, then let the recovery policy choose what follows."""
+"""Close a generation (one set of ranks that train together): end all its processes, then let the recovery policy choose
+what follows.
+"""
 
 from collections.abc import Collection
 from math import inf
@@ -150,8 +152,8 @@ class Aftermath:
             self._gather_anew(decision.delay_s)
 
     def _warm_because(self) -> str:
-        """Return why all ranks are replaced although some could have stayed, and clear that reason; return "" if
-        `recovery.mode` is `auto`.
+        """Return why all ranks are replaced although some could have stayed, as the end of a sentence, and clear that
+        reason. Return "" if there is none, or if `recovery.mode` is `auto`.
         """
         why, self._attempt.warm_because = self._attempt.warm_because, ""
         return f", warm because {why}" if why and self._attempt.rules.mode != "auto" else ""
@@ -162,8 +164,8 @@ class Aftermath:
         attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, attempt.mono + delay_s, first=False)
 
     def await_nodes(self, found: Verdict) -> None:
-        """Wait for absent nodes that may have a complete checkpoint, as no present node has a complete one; `found`
-        says so.
+        """Wait for absent nodes that may have a complete checkpoint. `found` is the verdict that no present node has
+        one.
 
         End the attempt instead if no node is absent or the time for this wait is over.
         """
@@ -300,7 +302,9 @@ class Closer:
         self._attempt.nodes.settle(node)
 
     def await_closed(self) -> None:
-        """Complete the closing if no answer is awaited any more; exclude connected nodes that did not stop in time."""
+        """Complete the closing if no answer is awaited any more. At its time limit, exclude the connected nodes that
+        have not stopped their ranks.
+        """
         attempt, closing = self._attempt, self._attempt.closing
         if closing is None:
             return

@@ -1,4 +1,5 @@
-"""The coordinator: a pure state machine over (event, now) that decides generations. No clock, no socket, no disk.
+"""The coordinator: a pure state machine over (event, now) that decides generations. No clock, no socket, no disk. A
+generation is one set of ranks that train together; another follows each failure or change of nodes.
 
     WAITING ──enough nodes, delay over──► STARTING ──all Started──► RUNNING ──all ranks finished──► OVER
        ▲                                     │                         │
@@ -105,11 +106,11 @@ class Coordinator:
         return self._ledger.out
 
     def acknowledge(self, heartbeat: messages.Heartbeat, mono: float) -> messages.HeartbeatAck | None:
-        """Return the answer to a heartbeat that changes nothing but its node's lease, and is handled with that; or None
-        if `handle` has to handle it.
+        """Handle a heartbeat that only renews its node's lease, and return the answer; return None, having done
+        nothing, if `handle` has to handle it.
 
-        That is true of most heartbeats of thousands of nodes. A few in a second are handled all the same, as what is
-        due without a deadline of its own is looked for on events.
+        This saves time, as most heartbeats of thousands of nodes are such. A few in a second get None all the same,
+        because `handle` also does what has become due.
         """
         node, attempt = self._nodes.get(heartbeat.node), self._attempt
         plain = (
@@ -335,7 +336,7 @@ class Coordinator:
             self._joiner.check()
             match before:
                 case AttemptPhase.WAITING:
-                    self._opener.wait()
+                    self._opener.open_if_ready()
                 case AttemptPhase.STARTING | AttemptPhase.RUNNING | AttemptPhase.COPYING:
                     self._watch.check()
                     self._drainer.check()

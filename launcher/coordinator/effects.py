@@ -57,7 +57,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
-    """A request to end the attempt that comes from outside the agents; `kind` is the reason."""
+    """A request to end the attempt that comes from outside the agents; `kind` is the reason, a key of `verdict.STOPS`."""
 
     kind: str
 
@@ -122,7 +122,7 @@ Out = Send | Record | RecordExit | KeepHang | Finish
 _ENDS_TRAINING = ("failure", "regroup")
 
 
-class Known(TypedDict, total=False):
+class EventFields(TypedDict, total=False):
     """The optional fields of any event, beside its text."""
 
     node: int | None
@@ -132,7 +132,7 @@ class Known(TypedDict, total=False):
     brief: str  # a shorter form of the text, for log and status
 
 
-class OfFailure(TypedDict, total=False):
+class FailureFields(TypedDict, total=False):
     """The fields that only a failure event has; the recovery policy uses them."""
 
     where: str | None  # the frame of user code that failed
@@ -169,7 +169,7 @@ class Ledger:
         """Add an effect that sends a message to this node."""
         self.out.append(Send(node, message))
 
-    def record(self, kind: str, text: str, **known: Unpack[Known]) -> Event:
+    def record(self, kind: str, text: str, **known: Unpack[EventFields]) -> Event:
         """Add an effect that appends an event of this kind, with the given text and the run's progress, to
         `events.jsonl`.
 
@@ -193,7 +193,7 @@ class Ledger:
         cause: Cause | None = None,
         evidence: str = "",
         brief: str = "",
-        **more: Unpack[OfFailure],
+        **more: Unpack[FailureFields],
     ) -> Event:
         """Return an event of this kind with the given fields and the run's progress, without recording it."""
         plain = self._event(kind, text, cause)

@@ -1,4 +1,6 @@
-"""Decide whether enough nodes are ready to open a generation, and whether there can still be. Pure functions."""
+"""Decide whether enough nodes are ready to open a generation (start a set of ranks that train together), and whether
+there can still be. Pure functions.
+"""
 
 from collections.abc import Set as AbstractSet
 from math import inf

@@ -1,4 +1,6 @@
-"""One generation as the coordinator sees it: its ranks, where they are, how they do, and how they ended."""
+"""One generation, a set of ranks that train together, as the coordinator sees it: its ranks, where they are, how they
+do, and how they ended.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -261,15 +263,15 @@ class Generation:
     def suspects(self, mono: float) -> list[Rank]:
         """Return the ranks that were silent for too long or are frozen, the likeliest culprit first.
 
-        If a rank that used to report is silent, ranks that never reported are held to its limit.
+        The time limit of a rank that has not reported yet is longer, unless a rank that has reported is silent too.
         """
         limit_s = self._silence.limit_s(reported=any(rank.idle and rank.reported for rank in self.ranks))
         found = [rank for rank in self.ranks if rank.live and (rank.frozen or mono - rank.active_at > limit_s)]
         return sorted(found, key=_culprit_key)
 
     def stopped_at(self) -> float:
-        """Return the first moment since when a signal has stopped some live ranks while others run, or inf if no rank
-        or every rank is stopped.
+        """Return when the first of the live ranks that a signal has stopped was stopped. Return inf if no live rank is
+        stopped, or if all are.
         """
         moments = [at for number, at in self._stopped.items() if self.ranks[number].live]
         return min(moments) if 0 < len(moments) < self._live else inf

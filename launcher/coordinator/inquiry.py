@@ -132,7 +132,7 @@ class Inquiry:
         return self._attempt.current.stopped_at() + _STOPPED_S
 
     def _is_stopped(self, mono: float) -> bool:
-        """Return whether a signal has stopped some ranks while others ran, for `_STOPPED_S`, and no step was made in as
+        """Return whether a signal has stopped some ranks while others ran, for a second, and no step was made in as
         long.
         """
         return self.next_check() <= mono and self._times.still_s(mono) >= _STOPPED_S
@@ -157,9 +157,8 @@ class Inquiry:
         self._pause_s, self._ends = AGAIN_S, False
 
     def _is_silent(self, mono: float) -> bool:
-        """Return whether no step was made, and some reporting rank was silent, for longer than steps explain.
-
-        The check is made on every event, so it looks through all ranks only after the limit may have passed.
+        """Return whether no step was made, and some rank that has reported before was silent, for longer than the
+        pauses so far explain (`StepTimes.suspicious_s`).
         """
         limit_s = self._times.suspicious_s()
         if self._times.still_s(mono) <= limit_s or mono - self._active_from <= limit_s:
@@ -168,7 +167,7 @@ class Inquiry:
         return mono - self._active_from > limit_s
 
     def _silent_s(self, mono: float) -> float:
-        """Return for how many seconds no step was made while some reporting rank was silent."""
+        """Return for how many seconds no step was made while some rank that has reported before was silent."""
         return min(mono - self._attempt.current.active_from(mono), self._times.still_s(mono))
 
     def _ask(self, mono: float) -> None:

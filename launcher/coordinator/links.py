@@ -119,8 +119,8 @@ class Links:
         return True
 
     def _is_any_awaited(self) -> bool:
-        """Return whether any answer of the turn is still awaited; one that is not goes to the end, so that it is not
-        looked at again on the next event.
+        """Return whether any answer of the turn is still awaited. The pairs that are not awaited any more are moved to
+        the end, so that the next call finds an awaited one first.
         """
         for _ in range(len(self._asked)):
             number, (pair, agents) = next(iter(self._asked.items()))
@@ -152,7 +152,7 @@ class Links:
             attempt.ledger.send(one, CheckLink(self._number, peer))
 
     def _take(self, link: MeasuredLink) -> None:
-        """Keep the better one of this and any earlier measurement of the pair, and remember which agents made it."""
+        """Keep the faster one of this and any earlier measurement of the pair, and record which agents made it."""
         self._found[link.pair] = better(self._found.get(link.pair), link)
         for index in link.pair:
             self._looked_at[index] = self._agent(index)

@@ -1,4 +1,4 @@
-"""Open a generation: decide when that is possible, and which node gets which ranks."""
+"""Open a generation, a set of ranks that train together: decide when that is possible, and which node gets which ranks."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Opener:
         self._aftermath = aftermath
         self._links_are_known = links_are_known
 
-    def wait(self) -> None:
+    def open_if_ready(self) -> None:
         """Open the next generation if enough nodes are ready, or end the attempt if that was requested or too few can
         become ready; else do nothing yet.
         """
@@ -62,7 +62,7 @@ class Opener:
             if self._links_are_known(self._chosen):
                 self._open(self._chosen())
             elif len(attempt.nodes.unfit) > unfit:
-                self.wait()  # without who was left out
+                self.open_if_ready()  # without who was left out
         elif attempt.generation is None:
             attempt.standing.message = ""  # `Attempt.state` says what the run waits for
 
@@ -134,7 +134,8 @@ def silence_of(attempt: Attempt) -> Silence:
 
 
 def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNode]:
-    """Return the usable nodes without moving, suspect, slow or importing ones, as long as at least `most` nodes remain.
+    """Return `usable` without the nodes that are moving, suspect, slow or importing, the worst left out first. If fewer
+    than `most` nodes, the number wanted, would remain, leave out fewer.
 
     Node `head`, which coordinates, is always kept.
     """

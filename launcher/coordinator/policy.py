@@ -234,8 +234,8 @@ def _out_of_step_again(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _got_on(failure: Event, before: Event) -> bool:
-    """Return whether the run progressed between `before` and `failure`: a newer checkpoint, or, without any reports,
-    enough time.
+    """Return whether the run progressed between `before` and `failure`: it had a newer checkpoint, or, if it never
+    reported anything, the generation ran for ten minutes.
     """
     if failure.step is None and failure.checkpoint is None:
         return failure.ran_s >= STEADY_S

@@ -1,7 +1,7 @@
-"""Decide which parts of a run start when, and what the end of one means for the run. Pure.
+"""Decide which parts of a run start when, and what the end of one means for the run. A part is a role that starts as a
+whole, or one rank of a role whose ranks restart alone. Pure.
 
-A part is a role that starts as a whole, or one rank of a role whose ranks restart alone. A run of one program has one
-role, which starts at once.
+A run of one program has one role, which starts at once.
 """
 
 from collections.abc import Collection, Mapping
@@ -42,7 +42,7 @@ class Roles:
         self.culprit = ""  # the part because of which the run, or this attempt of it, ends
 
     def due(self, now: float) -> list[str]:
-        """Return the parts that start now, and mark them as started."""
+        """Return the names of the parts that start now, and mark these as started."""
         found = [name for name, part in self._parts.items() if self._may_start(part, now)]
         for name in found:
             self._parts[name].is_there = True
@@ -55,7 +55,7 @@ class Roles:
         return None if soonest == inf else soonest
 
     def awaited(self) -> list[str]:
-        """Return the running parts that other parts wait for and that are not ready yet."""
+        """Return the names of the running parts that other parts wait for and that are not ready yet."""
         waiting = [part for part in self._parts.values() if not (part.is_there or part.is_done)]
         names = {name for part in waiting for name in self._after(part)}
         return [
@@ -67,13 +67,13 @@ class Roles:
         self._parts[name].is_ready = True
 
     def followed(self) -> list[str]:
-        """Return the running parts whose restart also restarts other parts."""
+        """Return the names of the running parts whose restart also restarts other parts."""
         roles = {name for role in self._roles.values() for name in role.follows}
         return [name for name, part in self._parts.items() if part.is_there and part.role in roles]
 
     def restarted(self, name: str) -> list[str]:
-        """Return the running parts that restart because part `name` has; all of them and `name` must become
-        ready anew.
+        """Return the names of the running parts that restart because part `name` has restarted. Mark all of them and
+        `name` as not ready.
         """
         follows, role = {name: role.follows for name, role in self._roles.items()}, self._parts[name].role
         roles = {follower for follower in follows if role in needed_by(follower, follows)}

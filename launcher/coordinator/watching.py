@@ -1,4 +1,6 @@
-"""Watch the open generation: handle what its nodes report, and act on what is overdue."""
+"""Watch the open generation, the set of ranks that train together now: handle what its nodes report, and act on what is
+overdue.
+"""
 
 from collections.abc import Sequence
 from math import inf
@@ -25,7 +27,7 @@ BLAME_S = 1.0  # how long a failure waits for its reason: which peer was lost, o
 _FRESH_S, _FRESH_HEARTBEATS = 3.0, 2  # no rank is called hung while a node has been silent for longer than these
 _LOOK_S = 0.5
 
-OfRanks = (
+RankMessage = (
     messages.Leads
     | messages.Started
     | messages.Heartbeat
@@ -34,7 +36,7 @@ OfRanks = (
     | messages.Looked
     | messages.Entered
 )
-OfCheckpoints = messages.NotFetched | messages.NothingWhole | messages.Copied | messages.Settled | messages.Noted
+CheckpointMessage = messages.NotFetched | messages.NothingWhole | messages.Copied | messages.Settled | messages.Noted
 
 
 class Watch:
@@ -51,7 +53,7 @@ class Watch:
         self._inquiry = Inquiry(attempt, closer)
         self._stragglers = Stragglers(attempt)
 
-    def handle_ranks(self, node: KnownNode, message: OfRanks) -> None:
+    def handle_ranks(self, node: KnownNode, message: RankMessage) -> None:
         """Handle a message about the ranks of a node."""
         match message:
             case messages.Leads():
@@ -72,7 +74,7 @@ class Watch:
             case _:
                 assert_never(message)
 
-    def handle_checkpoints(self, message: OfCheckpoints) -> None:
+    def handle_checkpoints(self, message: CheckpointMessage) -> None:
         """Handle what agents report about checkpoint files when nodes share no disk."""
         attempt = self._attempt
         match message:
@@ -238,7 +240,7 @@ class Watch:
             self._inquiry.end()
 
     def _is_fresh(self, node: KnownNode) -> bool:
-        """Return whether the node is reachable and has sent a heartbeat lately."""
+        """Return whether the node is reachable and its last heartbeat is at most `fresh_s` old."""
         return node.is_reachable and node.heard_at >= self._attempt.mono - fresh_s(self._attempt.plan)
 
     # -- ending
@@ -333,7 +335,9 @@ class Watch:
             self._stragglers.check()
 
     def _start_timed_out(self) -> None:
-        """Exclude the nodes that started no rank in time, and close the generation."""
+        """Exclude the reachable nodes that started no rank within the time limit, and close the generation; do nothing
+        if there is none.
+        """
         attempt, generation = self._attempt, self._attempt.current
         waited_for = sorted(generation.starting) if generation.led else generation.members[:1]
         late = [node for node in map(attempt.nodes.__getitem__, waited_for) if node.is_reachable]
@@ -347,7 +351,9 @@ class Watch:
 
 
 def fresh_s(plan: Plan) -> float:
-    """Return the seconds after a node's last heartbeat for which the node still counts as well."""
+    """Return the seconds without a heartbeat after which no rank is reported as hung, because the silence may be its
+    node's.
+    """
     every_s = heartbeat_every_s(lease_of_ranks(plan.spec.recovery.lease_s), len(plan.nodes))
     return max(_FRESH_S, _FRESH_HEARTBEATS * every_s)
 

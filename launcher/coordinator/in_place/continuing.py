@@ -25,7 +25,9 @@ WARM, AUTO = "warm", "auto"
 
 
 class HotOpener:
-    """Opens a generation after a failure in which surviving ranks keep their processes, where that is possible."""
+    """The part of the coordinator that opens a generation after a failure in which surviving ranks keep their
+    processes, unless there is an obstacle.
+    """
 
     def __init__(self, attempt: Attempt, aftermath: Aftermath) -> None:
         self._attempt = attempt
@@ -34,7 +36,9 @@ class HotOpener:
     def continue_in_place(self) -> bool:
         """Open the next generation in place after a rank failed by itself or its node was lost.
 
-        Return False if all ranks have to be replaced; the reason is recorded together with the restart.
+        Return False if all ranks have to be replaced; the reason is recorded together with the restart. Return True
+        without opening it if this has to be asked again: once all ranks of the open generation have started, or those
+        of drained nodes have ended.
         """
         attempt = self._attempt
         if attempt.rules.mode == WARM:

@@ -64,8 +64,8 @@ class Drainer:
     def leaves(self, node: KnownNode, why: str) -> None:
         """Record that the node's host will leave, for the reason `why`, or with "" that the host stays after all.
 
-        The node's ranks move to a spare. If no spare can come in time, all ranks save and exit while the host is still
-        up; then the run continues with fewer nodes or waits for another node.
+        The node's ranks move to a spare. If no spare comes before they have to save, all ranks save and exit while the
+        host is still up; then the run continues with fewer nodes or waits for another node.
         """
         if (why == "") != (node.leaves == ""):
             rules, lead_s = self._attempt.rules, self._attempt.plan.spec.notice.lead_s
@@ -206,8 +206,8 @@ class Drainer:
         return True
 
     def _is_time(self, leaving: Sequence[KnownNode]) -> bool:
-        """Return whether ranks must save now because the hosts of `leaving` leave and no other node
-        can come in time.
+        """Return whether ranks must save now, because the hosts of `leaving` leave: the latest time for saving has
+        come, or no other node can come before.
         """
         nodes, members = self._attempt.nodes, {*self._attempt.current.members}
         may_come = (nodes.hopeful | nodes.absent | nodes.returning(self._attempt.mono).keys()) - members
