@@ -121,7 +121,9 @@ class Attempt:
 
     @property
     def is_open(self) -> bool:
-        """Return True while a generation is open."""
+        """Return True while a generation is open: its ranks start, run, or have finished while their last files are
+        copied.
+        """
         return self.phase in _OPEN
 
     @property

@@ -61,7 +61,7 @@ class Aftermath:
     def _note(self, event: Event, found: Verdict) -> None:
         """Record a failure event and show it, with the log of the rank that failed, as the run's newest failure."""
         attempt = self._attempt
-        attempt.ledger.note(event)
+        attempt.ledger.append(event)
         log, tail = found.log, tuple[str, ...]()
         if attempt.generation is not None and found.rank is not None:
             log, tail = attempt.generation.end_of_log(found.rank)

@@ -228,14 +228,14 @@ class Coordinator:
             if not node.is_replaced:  # its ranks may be stopped until they are allowed to continue: until Stopped
                 self._ledger.send(node.index, messages.HeartbeatAck(message.seq))
                 self._nodes.answer(node, message.seq, message.answered, message.took_s, self._ledger.mono)
-            node.prepares(message.preparing, self._ledger.mono)
+            node.record_preparation(message.preparing, self._ledger.mono)
         if node is None or node.process is None:
             return
         if self._attendance.renew_lease(node) and node.holds:
             self._ledger.send(node.index, messages.Stop(node.holds, 0.0))
         match message:
             case messages.Ready():
-                node.is_prepared(self._ledger.mono)
+                node.mark_ready(self._ledger.mono)
             case (
                 messages.Leads()
                 | messages.Started()

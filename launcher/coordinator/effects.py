@@ -57,7 +57,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
-    """A request to end the attempt that comes from outside the agents; `kind` is the reason, a key of `verdict.STOPS`."""
+    """A request to end the attempt that comes from outside the agents, for the reason `kind`, a key of `verdict.STOPS`."""
 
     kind: str
 
@@ -176,10 +176,10 @@ class Ledger:
         Return the event.
         """
         event = self.draft(kind, text, **known)
-        self.note(event)
+        self.append(event)
         return event
 
-    def note(self, event: Event) -> None:
+    def append(self, event: Event) -> None:
         """Add an effect that appends this event to `events.jsonl`."""
         self.out.append(Record(event))
 

@@ -169,7 +169,9 @@ class Generation:
         return known
 
     def is_unchanged_by(self, heartbeat: Heartbeat, mono: float) -> bool:
-        """Return whether a heartbeat of the present generation says of the node's ranks only what is known."""
+        """Return whether the heartbeat changes nothing: its node reports no change of its ranks, and none of these has
+        been silent for too long by the time `mono`.
+        """
         return heartbeat.same and mono < self._quiet_until.get(heartbeat.node, 0.0)
 
     def unaccounted(self, heartbeat: Heartbeat) -> list[Rank]:

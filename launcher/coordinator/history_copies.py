@@ -1,4 +1,6 @@
-"""Share between a coordinator and its supervisor how much of the run's history half of a pool's voters have copied."""
+"""Share between a coordinator and its supervisor how much of the run's history, its file of events, half of a pool's
+voters have copied.
+"""
 
 import time
 from math import inf

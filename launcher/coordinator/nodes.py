@@ -65,15 +65,17 @@ class KnownNode:
     def __str__(self) -> str:
         return f"node {self.index}{f' ({self.host})' if self.host else ''}"
 
-    def prepares(self, what: str, mono: float) -> None:
-        """Record what the node has to finish before it is ready, and since when."""
+    def record_preparation(self, what: str, mono: float) -> None:
+        """Record `what` the node has to finish before it is ready ("" for nothing), and `mono`, since when, if that is
+        new.
+        """
         if what != self.preparing:
             self.preparing, self.preparing_since = what, mono
 
-    def is_prepared(self, mono: float) -> None:
+    def mark_ready(self, mono: float) -> None:
         """Record that ranks can be started on the node."""
         if not self.ready:  # else it may import again for later ranks
-            self.prepares("", mono)  # the last heartbeat still said what it had to complete
+            self.record_preparation("", mono)  # the last heartbeat still said what it had to complete
         self.ready = True
 
     @property

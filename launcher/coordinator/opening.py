@@ -1,4 +1,4 @@
-"""Open a generation, a set of ranks that train together: decide when that is possible, and which node gets which ranks."""
+"""Open a generation, a set of ranks that train together: decide when that is possible, and which ranks a node gets."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass

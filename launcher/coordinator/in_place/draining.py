@@ -110,8 +110,8 @@ class Drainer:
             self._moves.append(move)
 
     def receive(self, message: ToCoordinator) -> None:
-        """Handle a report that all ranks wait for one node's rank: record it once, and move that node's ranks if the
-        spec asks for that.
+        """Handle a heartbeat which reports that all ranks wait for one node's rank: record it once, and move that
+        node's ranks if the spec asks for that. Ignore any other message.
         """
         attempt = self._attempt
         if not isinstance(message, Heartbeat) or attempt.phase is not AttemptPhase.RUNNING:
@@ -248,7 +248,9 @@ class Drainer:
         return self._moving is not None
 
     def _settle(self, node: KnownNode) -> None:
-        """Record the outcome of a move, once the generation after it runs."""
+        """Record whether the ranks of `node` have moved to another node; called once the generation after the move
+        runs.
+        """
         self._forget()
         members = self._attempt.current.members
         if node.index in members:
