@@ -88,7 +88,10 @@ def main() -> int:
 
 
 def shares(args: argparse.Namespace, step: int) -> list[int]:
-    """Return the images of a step, which depend only on the step, so no position in the data has to be saved."""
+    """Return the indexes of the images of a step, for all ranks together.
+
+    They depend only on the step, so no position in the data has to be saved.
+    """
     epoch, place = divmod(step, args.images // args.batch_size)
     order = torch.randperm(args.images, generator=torch.Generator().manual_seed(args.seed * 1_000_003 + epoch))
     chosen: list[int] = order[place * args.batch_size : (place + 1) * args.batch_size].tolist()
@@ -96,7 +99,7 @@ def shares(args: argparse.Namespace, step: int) -> list[int]:
 
 
 def load(images: Stripes, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return these images and their labels as tensors."""
+    """Return (the images with these indexes, their labels) as tensors."""
     pictures, labels = zip(*images.__getitems__(indices), strict=True)
     return torch.stack(pictures), torch.tensor(labels)
 

@@ -45,7 +45,7 @@ _LOOK_S = 1.0  # that a look counts for at most: all of the process may have bee
 
 
 class BlockedThread:
-    """Measures how long another thread has been blocked in a torch operation.
+    """A thread that another one watches, to find out how long it has been blocked in a torch operation.
 
     `ident` is Python's number of the thread and `task` the kernel's. A threading.Thread has the wrong native_id in a
     forked process, as ranks are: that of the process it was forked from.

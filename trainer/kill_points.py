@@ -10,7 +10,7 @@ _LOOK_S = 0.05
 
 
 class KillPoints:
-    """The steps after which one rank waits to be killed.
+    """The steps after which one rank waits to be killed, at most for the seconds given as `most_s`.
 
     A file in `folder` marks each step that was reached, so that the rank does not wait there again after a restart.
     """

@@ -67,7 +67,7 @@ class StopRequest:
 
 
 class Votes:
-    """Tells all ranks at the same step whether any rank has set a flag.
+    """A vote of all ranks, after some steps, on whether any rank has set a flag; all learn it at the same step.
 
     An all-reduce at each step would cost a short step a tenth of its time, so ranks vote about ten times a second. Each
     vote also agrees on the number of steps until the next one.

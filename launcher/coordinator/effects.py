@@ -57,7 +57,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
-    """A request to end the attempt that comes from outside the agents, for the reason `kind`, a key of `verdict.STOPS`."""
+    """A request to end the attempt that comes from outside the agents, for the reason `kind` (a key of `STOPS`)."""
 
     kind: str
 

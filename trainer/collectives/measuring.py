@@ -34,7 +34,7 @@ class Timed:
 def members(many: int, nodes: int, per_node: int) -> tuple[int, ...]:
     """Return the numbers of `many` ranks to take part, out of `nodes` nodes with `per_node` ranks each.
 
-    They are equally many of each node if possible, else the first ones.
+    They are equally many of each node if `nodes` divides `many`, else the first ones.
     """
     if many % nodes:
         return tuple(range(many))

@@ -73,7 +73,7 @@ class MlflowRun:
             client.log_batch(self._run_id, params=params[:_PARAMETERS_AT_ONCE])
 
     def _find(self, client: Any) -> Any:
-        """Return the run: the given one, the one with this training's tag, or a new one."""
+        """Return the run: the one that the logger was given, else the one with this training's tag, else a new one."""
         if self._run_id is not None:
             return client.get_run(self._run_id)
         found = client.get_experiment_by_name(self._experiment)

@@ -47,7 +47,7 @@ class Tracker(Protocol):
 
 
 class Sender:
-    """Sends rows in the background.
+    """A queue of rows that a thread sends to a tracking server.
 
     No method raises an error, and only `end` waits.
     """
@@ -132,9 +132,10 @@ class Sender:
                 self._waiting.popleft()
 
     def _send_earlier(self, earlier: Earlier) -> None:
-        """Send rows that earlier processes had not sent.
+        """Send the rows that earlier processes had not sent.
 
-        A row of the same step as this process's first one is merged with it, so that each step is sent once.
+        `earlier` returns them: those up to the step that it gets, or all of them for None. A row of the same step as
+        this process's first one is merged with it, so that each step is sent once.
         """
         first = self._waiting[0] if self._waiting else None
         rows = earlier(None if first is None or first.of_test else first.step)

@@ -97,6 +97,7 @@ class TrackingLogger(Callback):
             sender.end(self._patience_s, done=self._done)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the training's id for the checkpoint, under `training`; {} before the training has one."""
         return {} if self._training_id is None else {"training": self._training_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

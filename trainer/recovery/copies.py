@@ -68,7 +68,10 @@ class Copies:
         self.world, self._coming, self._going = world, None, []
 
     def _keep(self, frame: Tensor) -> None:
-        """Receive the rest of the state that begins with `frame`, store it in `kept`, and drop the oldest ones."""
+        """Receive the rest of the state that begins with `frame`, and store it in `kept`, which has the newest three.
+
+        The tensor `frame` has the state's step and length, and its first bytes.
+        """
         data = frame.numpy().tobytes()
         step, length = _HEAD.unpack_from(data)
         state = data[_HEAD.size : _HEAD.size + length]

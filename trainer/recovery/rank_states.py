@@ -51,7 +51,7 @@ _decoded = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 
 
 class NumpyDraws:
-    """Reads the state of NumPy's global generator, but only if its memory has changed.
+    """The state of NumPy's global generator, which is read again only if the generator's memory has changed.
 
     Reading the state takes longer than the rest of a step's bookkeeping, and hardly any step draws from it. A normal
     number kept for the next draw is not in that memory, so call `forget` after restoring a state.

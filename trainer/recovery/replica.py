@@ -56,7 +56,10 @@ class Snapshot:
         return cls(step, _copied(states), _copied(groups), _copied(dict(loop)))
 
     def put_back(self, subjects: Subjects) -> None:
-        """Restore the snapshot in `subjects`, on a rank that has the weights and the optimizer's state of its step."""
+        """Restore the snapshot in `subjects`, the objects of the training.
+
+        Call it on a rank that has the weights and the optimizer's state of its step.
+        """
         names = ModelNames(subjects.models)
         for key, optimizer in subjects.optimizers.items():
             OptimizerNames(key, optimizer, names).set_groups(copy.deepcopy(self.groups[key]))
@@ -149,7 +152,10 @@ class Replica:
 
 
 class ReplicaReader(Reader):
-    """Receives the state of the agreed step on a rank that lacks it, and applies it as Reader applies a checkpoint."""
+    """The receiver of the agreed step's state on a rank that lacks it.
+
+    It applies the state as its base class applies a checkpoint.
+    """
 
     def __init__(self, agreed: Agreement, subjects: Subjects, world: World) -> None:
         received: list[Any] = [None]

@@ -135,13 +135,14 @@ def _system(name: str) -> Callable[..., int]:
     return function
 
 
-def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World) -> None:
+def send(outgoing: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World) -> None:
     """Send tensors to other ranks, all at once, and wait until they are sent.
 
-    Each parcel is a list of ranks with the tensors for each of them. Tensors on a GPU are copied to the host first.
+    Each item of `outgoing` is (ranks, the tensors that each of these ranks gets). Tensors on a GPU are copied to the
+    host first.
     """
     sent: list[tuple[dist.Work | None, Tensor]] = []
-    for ranks, tensors in parcels:
+    for ranks, tensors in outgoing:
         values = [one.detach().cpu().contiguous() for one in tensors]
         far = [rank for rank in ranks if not (_may_read(values, rank, world) and _let_peer_read(values, rank, world))]
         if not far:
@@ -158,14 +159,14 @@ def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World
         _wait(one)
 
 
-def receive(parcels: Mapping[int, Sequence[Tensor]], world: World) -> None:
-    """Receive tensors from several ranks at once, in the order in which each rank sends them.
+def receive(incoming: Mapping[int, Sequence[Tensor]], world: World) -> None:
+    """Receive tensors from several ranks at once, and wait until all have come.
 
-    `parcels` gives by rank the contiguous tensors to receive into.
+    `incoming` gives by sending rank the contiguous tensors to receive into, in the order in which it sends them.
     """
     coming: list[dist.Work | None] = []
     together: list[tuple[list[Tensor], Tensor]] = []
-    for rank, given in parcels.items():
+    for rank, given in incoming.items():
         tensors = [one.detach() for one in given]
         if _may_read(tensors, rank, world) and _read_from_peer(tensors, rank, world):
             continue
@@ -227,7 +228,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _by_size(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the small tensors, and the large ones."""
+    """Return (the small tensors, the large ones): only large ones are sent each in a message of its own."""
     small: list[Tensor] = []
     large: list[Tensor] = []
     for tensor in tensors:

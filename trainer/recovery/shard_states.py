@@ -54,7 +54,10 @@ class ShardState:
         return self.snapshot.step
 
     def put_back(self, subjects: Subjects) -> None:
-        """Restore the state into a model and optimizers that were rebuilt on a mesh of the same shape."""
+        """Restore the state into `subjects`, the objects of the training.
+
+        Its models and optimizers were rebuilt on a mesh of the same shape.
+        """
         names = ModelNames(subjects.models)
         with torch.no_grad():
             for name, parameter in names.parameters().items():
@@ -121,7 +124,7 @@ class Source:
 
     @classmethod
     def of(cls, subjects: Subjects) -> "Source":
-        """Return the Source of these objects; call it between two steps."""
+        """Return the Source of `subjects`, the training's objects; call it between two steps."""
         names = ModelNames(subjects.models)
         weights = {name: _piece(one) for name, one in names.parameters().items()}
         optimizers = {
@@ -183,7 +186,7 @@ def _described(value: Any) -> Any:
 
 
 def _room(value: Any) -> Any:
-    """Return a value that `_described` made with new memory for its tensors, to receive into."""
+    """Return `value`, made by `_described`, with new memory in place of each tensor without data, to receive into."""
     if isinstance(value, Sharded):
         return Sharded(torch.empty(value.piece.shape, dtype=value.piece.dtype))
     return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value

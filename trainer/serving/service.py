@@ -27,7 +27,7 @@ class Rejected(TrainerError):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Loads a model, and answers inputs with it.
+    """A model's functions for serving: to load it, and to answer inputs with it.
 
     `load` gets the folder of a checkpoint and returns the model; `predict` gets the model and inputs that fit the JSON
     schema `input`, and returns an answer for each, in order, which fits `output`. `example` is an input that is

@@ -34,7 +34,7 @@ _OF_HUGGING_FACE = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
+class CheckpointChoice:
     """The choice of a checkpoint in a folder, and of a model in it.
 
     It is the newest one if `step` is None and `best` False, else that of `step` or the best one. `part` is the model's
@@ -47,7 +47,7 @@ class Which:
 
 
 @contextmanager
-def opened(path: Path, which: Which, warn: Callable[[str], None]) -> Iterator[Source]:
+def opened(path: Path, which: CheckpointChoice, warn: Callable[[str], None]) -> Iterator[Source]:
     """Open the weights at `path` in this context, which gets their Source.
 
     `which` chooses a checkpoint, if `path` holds several; `warn` gets a message for each one that is skipped. Raises
@@ -61,7 +61,7 @@ def opened(path: Path, which: Which, warn: Callable[[str], None]) -> Iterator[So
         yield source
 
 
-def _open(path: Path, which: Which, warn: Callable[[str], None], stack: ExitStack) -> Source:
+def _open(path: Path, which: CheckpointChoice, warn: Callable[[str], None], stack: ExitStack) -> Source:
     """Return the tensors at `path`, in any known format. Raises TrainerError if there are none.
 
     `which` chooses a checkpoint; `warn` gets a message for each one that is skipped. Files stay open until `stack` is
@@ -96,7 +96,7 @@ def _joined(parts: list[Source]) -> Source:
     return Source(shapes, lambda name: homes[name].tensor(name))
 
 
-def _open_checkpoint(entry: Entry, which: Which, stack: ExitStack) -> Source:
+def _open_checkpoint(entry: Entry, which: CheckpointChoice, stack: ExitStack) -> Source:
     """Return the weights of a checkpoint, of the model that `which` names, after comparing every byte.
 
     Its files stay open until `stack` is closed.
@@ -171,7 +171,7 @@ def load_weights(
                     f"{path}: `checkpoint.copy_to` does not copy the best checkpoints\nhint: name its step"
                 )
             place = stack.enter_context(fetched_run(str(path), step, log.warning))
-        source = stack.enter_context(opened(place, Which(step, best, part), log.warning))
+        source = stack.enter_context(opened(place, CheckpointChoice(step, best, part), log.warning))
         homes = _sources_by_name(source.shapes, {*targets, *aliases}, rename or {})
         for alias, kept in aliases.items():
             homes.setdefault(kept, homes.pop(alias, ""))

@@ -77,8 +77,8 @@ def test_another_rank_takes_what_is_given(monkeypatch: pytest.MonkeyPatch) -> No
     wire: list[Any] = []
     monkeypatch.setattr(dist, "send_object_list", lambda reports, **_: wire.append(reports[0]))
     monkeypatch.setattr(dist, "recv_object_list", lambda reports, **_: reports.__setitem__(0, wire.pop(0)))
-    monkeypatch.setattr(shard_states, "send", lambda parcels, *_: wire.append([one.clone() for one in parcels[0][1]]))
-    monkeypatch.setattr(shard_states, "receive", lambda parcels, *_: [*map(Tensor.copy_, parcels[0], wire.pop(0))])
+    monkeypatch.setattr(shard_states, "send", lambda outgoing, *_: wire.append([one.clone() for one in outgoing[0][1]]))
+    monkeypatch.setattr(shard_states, "receive", lambda incoming, *_: [*map(Tensor.copy_, incoming[0], wire.pop(0))])
     alone = World(0, 1, 0, 1, torch.device("cpu"))
     part.give([1], alone)
     taken = ShardState.take(0, alone)

@@ -19,7 +19,7 @@ from tests.sizes import NIGHTLY, SCALE
 from trainer.checkpoint_files import pickle_writer as pickled
 from trainer.errors import TrainerError
 from trainer.weights.dcp import open_dcp
-from trainer.weights.loading import Which, opened
+from trainer.weights.loading import CheckpointChoice, opened
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),  # no_dist says so
@@ -31,7 +31,7 @@ DESCRIPTIONS, FILES = "torch.distributed.checkpoint.metadata", "torch.distribute
 
 
 def read(path):
-    with opened(path, Which(), lambda _: None) as source:
+    with opened(path, CheckpointChoice(), lambda _: None) as source:
         return {name: source.tensor(name).clone() for name in source.shapes}
 
 

@@ -19,7 +19,7 @@ from trainer.checkpoint_files.layout import data_name
 from trainer.checkpoint_files.weight_files import SAFE
 from trainer.errors import BadSettings, CheckpointDamaged, TrainerError
 from trainer.weights import load_weights
-from trainer.weights.loading import Which, opened
+from trainer.weights.loading import CheckpointChoice, opened
 
 
 class Net(nn.Module):
@@ -43,7 +43,7 @@ def net(seed, classes=3):
 
 
 def read(path, **which):
-    with opened(path, Which(**which), print) as source:
+    with opened(path, CheckpointChoice(**which), print) as source:
         return {name: source.tensor(name).clone() for name in source.shapes}
 
 
