@@ -154,12 +154,12 @@ def _is_of_a_peer(raised: Raised) -> bool:
 
 
 def culprit(exits: Sequence[RankExit]) -> RankExit:
-    """Return the exit to report as the cause: that of the first rank that failed by itself, or of the lowest rank that
-    failed in the same way.
+    """Return the exit, of those in `exits`, to report as the cause: that of the first rank that failed by itself, or of
+    the lowest rank that failed in the same way.
 
-    A rank that failed only because another rank did, or because it was asked to stop, is not the culprit. Which of
-    several equal failures is reported first is chance, so the lowest rank is named: then the same failure names the
-    same rank each time.
+    A rank that failed only because another rank did, or because it was asked to stop, is not the culprit unless there
+    is no other. Which of several equal failures is reported first is chance, so the lowest rank is named: then the same
+    failure names the same rank each time.
     """
     failures = [end for end in exits if failed(end)] or list(exits)
     own = (end for end in failures if not end.stopping and classify(end) is not Cause.COMMUNICATION)

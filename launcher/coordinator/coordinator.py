@@ -328,7 +328,9 @@ class Coordinator:
     # -- time passes
 
     def _advance(self) -> None:
-        """Do everything that is due by now."""
+        """Have the parts of the coordinator do what is due in the present phase, until the phase does not change any
+        more; leases first.
+        """
         for loss in [*self._attendance.expire_leases()]:  # first all: who takes their places is decided once
             self._lost(loss)
         while True:

@@ -42,8 +42,8 @@ class Gathering:
         return any(self._plan.nodes[0].index in group for group in groups) and self._suffice(*groups)
 
     def _suffice(self, *groups: AbstractSet[int]) -> bool:
-        """Return whether the nodes in these groups, none of which is in two, are enough for the plan and include
-        enough voters.
+        """Return whether the nodes in these groups, none of which is in two, are as many as the plan needs and include
+        so many voters that the others cannot elect another leader.
         """
         own = sum(len(group) - len(self._nodes.votes_only & group) for group in groups)
         return own >= self._least and self._nodes.quorum_shortfall(*groups, self._nodes.only_voting) is None

@@ -126,7 +126,7 @@ class Generation:
         return ranks[place] if 0 <= place < len(ranks) else None
 
     def start(self, node: int, pids: Sequence[int]) -> None:
-        """Record that the node's ranks have started, with their pids."""
+        """Record that the node's ranks have started, with their `pids` in the order of their local numbers."""
         self.starting.discard(node)
         for rank, pid in zip(self.of_node(node), pids, strict=False):
             rank.pid = pid

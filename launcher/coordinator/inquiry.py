@@ -117,7 +117,7 @@ class Inquiry:
             self._ask(mono)
 
     def _is_any_awaited(self) -> bool:
-        """Return whether a live rank has not answered; a rank that has ended is looked at only once."""
+        """Return whether a live rank has not answered. Ranks that have ended are removed from those awaited."""
         while self._awaited:
             number = next(iter(self._awaited))
             if self._attempt.current.ranks[number].live:

@@ -229,7 +229,9 @@ class Watch:
             self._rank_ended(messages.Exited(heartbeat.node, verdict.unseen_end(generation, rank)))
 
     def _check_hang(self) -> None:
-        """Have the inquiry close the generation if ranks were silent for too long and all nodes are connected."""
+        """Have the inquiry close the generation if ranks were silent for longer than the spec allows
+        (`recovery.hang_after`) and the heartbeats of all nodes are fresh.
+        """
         attempt, mono = self._attempt, self._attempt.mono
         if mono < self._look_for_hang_at:
             return
@@ -267,14 +269,14 @@ class Watch:
 
     @property
     def _may_be_stopping(self) -> bool:
-        """Return whether ranks failed as they do when the cluster stops the whole job, which agents may be about to
-        report.
+        """Return whether ranks failed as they do when the cluster stops the whole job; an agent may be about to report
+        that stop.
         """
         attempt = self._attempt
         return not (attempt.leaving or attempt.lost) and attempt.current.may_be_stopped
 
     def _act_on_unexplained_failure(self) -> None:
-        """Act on a failure by its apparent cause, as no agent has explained it in time."""
+        """Act on a failure by its apparent cause, as no agent has explained it within the time limit."""
         attempt, killed = self._attempt, self._may_be_stopping
         attempt.blame_at = inf
         if not (killed and self._in_place.continue_in_place()):

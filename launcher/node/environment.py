@@ -91,7 +91,7 @@ def node_environment(
 
 
 def with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
-    """Return the environment with the frozen code of the project's own packages first on PYTHONPATH, before installed
+    """Return the environment with the run's copy of the project's own packages first on PYTHONPATH, before installed
     versions.
     """
     code = Path(plan.run_dir, "code")

@@ -318,12 +318,16 @@ class NodeAgent:
             self._line.send(messages.Ready(self._home.node.index))  # it may have been given up while suspended
 
     def begun(self, rank: int) -> None:
-        """Send the coordinator Leads if rank 0 has just been forked: ranks of other nodes wait for it."""
+        """Send the coordinator Leads if the rank that has just been forked is rank 0, because ranks of other nodes wait
+        for it.
+        """
         if rank == 0:
             self._line.send_reliably(messages.Leads(self._home.node.index, self._generation))
 
     def on_report(self) -> None:
-        """Pass new checkpoints and snapshots to the stores that copy them, and send a heartbeat soon."""
+        """Pass new checkpoints and snapshots to the stores that copy them, and have the next heartbeat sent without
+        waiting for the interval to pass.
+        """
         if self._replication is not None and self._group is not None and self._group.checkpoint is not None:
             self._replication.note(self._group.checkpoint)
         if self._uploads is not None and self._group is not None and self._group.checkpoint is not None:
@@ -349,8 +353,8 @@ class NodeAgent:
             self._start_task(self._settle(self._group.generation))
 
     async def _settle(self, generation: int) -> None:
-        """Wait until every checkpoint of this node's ranks that is to be copied elsewhere has been, and send Settled
-        with any problem.
+        """Wait until the last checkpoints of this node's ranks are copied as the spec asks, and send Settled, with the
+        reason if one could not be copied.
         """
         problems = [await one.settle() for one in (self._replication, self._uploads) if one is not None]
         problem = "; ".join(filter(None, problems))
@@ -359,7 +363,9 @@ class NodeAgent:
     # -- heartbeat and lease
 
     async def _keep_heartbeat(self) -> None:
-        """Send heartbeats for ever: at an interval, and soon after ranks have reported."""
+        """Send heartbeats for ever: at the interval `Lifeline.heartbeat_s`, or sooner, `Lifeline.heartbeat_turn_s`
+        after a rank has reported.
+        """
         while True:
             self._send_heartbeat()
             if self._home.gate is not None:
@@ -390,8 +396,8 @@ class NodeAgent:
         return group.pids if group is not None else {}
 
     async def _watch_lease(self) -> None:
-        """End the agent once the lease has expired, unless the watchdog disregards the time for which this node was
-        suspended.
+        """End the agent once the lease has expired. Do nothing if suspended time never counts here: the watchdog alone
+        then ends the agent.
         """
         if self._watchdog.slept is not AfterSuspend.FORGIVEN:
             await self._line.wait_until_expired(LeaseWatch(self._watchdog.slept))

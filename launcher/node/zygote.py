@@ -731,8 +731,8 @@ def tell(order: Order, line: bytes) -> None:
 
 
 def fifo_of(order: Order) -> str:
-    """Return the path of the rank's FIFO for reports; a process that was in reserve keeps the one that it began
-    with.
+    """Return the path of the rank's FIFO for reports, or "" if it has none. A rank that was a process in reserve keeps
+    the FIFO that this began with.
     """
     if RESERVE in order.env and RESERVE not in os.environ:
         return os.environ.get(PROGRESS, "")

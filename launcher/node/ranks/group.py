@@ -1,5 +1,5 @@
-"""The ranks of one node in one generation: start them, watch them, and end every process that they started. A zygote is
-a process that has imported torch and forks ranks.
+"""The ranks of one node in one generation (one set of ranks that train together): start them, watch them, and end every
+process that they started. A zygote is a process that has imported torch and forks ranks.
 """
 
 import asyncio
@@ -153,7 +153,9 @@ class RankGroup:
         self._joins = {*range(start.local_world_size)} if start.joins else set[int]()
 
     async def begin(self) -> tuple[int, ...]:
-        """Start all ranks and return their pids in order; raise OSError if one cannot be started."""
+        """Start all ranks and return their pids in the order of their local numbers; raise OSError if one cannot be
+        started.
+        """
         make_dir(self._home.run.generation_logs(self._home.attempt.number, self.generation))
         for local in range(self.start.local_world_size):
             self._ranks.append(self._prepare(local))
@@ -381,7 +383,7 @@ class RankGroup:
         return all(rank.ended.is_set() for rank in self._ranks)
 
     def _on_report(self, rank: _Rank) -> None:
-        """Note that the rank is active, and call the listener."""
+        """Record that the rank is active now, and call the listener."""
         rank.active_at = self._clock.now()
         self._listener.on_report()
 
@@ -512,7 +514,9 @@ class RankGroup:
         self._behind.close()
 
     async def _dump(self, ranks: list[_Rank]) -> None:
-        """Make the ranks write their Python stacks into their logs, and wait until the logs stop growing."""
+        """Make the ranks write their Python stacks into their logs, and mark them as hung. Wait until the logs stop
+        growing, up to a time limit.
+        """
         before = {rank.number: rank.log.bytes_now() for rank in ranks}
         for rank in ranks:
             rank.hung = True
@@ -523,7 +527,9 @@ class RankGroup:
             await self._wait_for_dumps(ranks, before)
 
     async def _wait_for_dumps(self, ranks: list[_Rank], before: Mapping[int, int]) -> None:
-        """Wait until each log has grown beyond its size in `before` and grows no more."""
+        """Wait until each log has grown beyond its size in `before` (by rank number) and grows no more, but not beyond
+        a time limit.
+        """
         last, deadline = before, time.monotonic() + self._dump_bound_s
         while time.monotonic() < deadline:
             await asyncio.sleep(_DUMP_QUIET_S)

@@ -121,7 +121,9 @@ class Preparation:
         return _pid_of(self._zygote.standby) if self._zygote is not None else 0
 
     async def run(self) -> None:
-        """Prepare the node; `wait` returns once this is done or has failed."""
+        """Prepare the node; `wait` returns once this is done. Raise SetupFailed, PortTaken or NodeUnfit, which
+        `failure` then holds, if the node cannot be prepared.
+        """
         if not self._home.plan.one_machine:  # else the supervisor holds them
             await self._hold_ports()
         if self._home.plan.setup is not None:
@@ -169,8 +171,8 @@ class Preparation:
             self._settled.set()
 
     async def _check(self, checkup: Checkup, devices: Collection[str], bound_s: float) -> None:
-        """Check the devices by `checkup`, each for at most `bound_s` seconds, and record the result as the newest of
-        each; raise NodeUnfit if one fails.
+        """Check the devices by `checkup`, each for at most `bound_s` seconds, and keep the results in `health`; raise
+        NodeUnfit if one fails.
         """
         try:
             self.health = await checkup.look(self._zygote, devices, bound_s)
@@ -179,7 +181,7 @@ class Preparation:
             raise
 
     async def wait(self) -> None:
-        """Wait until the node is prepared or its preparation has failed."""
+        """Wait until the node is prepared; if its preparation has failed, wait for ever."""
         await self._settled.wait()
 
     async def stay_warm(self, rest_s: float = _REST_S) -> None:
@@ -209,7 +211,7 @@ class Preparation:
         return self._zygote
 
     async def fill_reserve(self, start: Start) -> None:
-        """Start as many reserve processes as the spec asks for."""
+        """Start as many reserve processes as the spec asks for, for ranks like those of `start`."""
         await self.renew()
         await self.reserve.fill(self._fresh_starter, start)
 

@@ -65,8 +65,8 @@ class _Process:
 
 
 class Reserve:
-    """The processes in reserve on one node; `note` is called with an event when one is ready, and with the reason if
-    the node can have none.
+    """The processes in reserve on one node. `note` is called with the kind and text of an event: when one is ready, and
+    when the node can have none, with the reason.
     """
 
     def __init__(self, home: Home, note: Note) -> None:
@@ -86,10 +86,8 @@ class Reserve:
         return tuple(one.pid for one in self._processes if one.pid)
 
     def is_short(self, start: Start) -> bool:
-        """Return whether `fill` would start a process for ranks like those of `start`.
-
-        It would if too few are in reserve, none is being started, and the processes that may be started in one
-        generation are not all used up.
+        """Return whether `fill` would start a process for ranks like those of `start`: too few are in reserve, none is
+        being started, and fewer were started in this generation than may be.
         """
         has_tries = start.generation != self._generation or self._tries > 0
         return self._lacks(start) > 0 and has_tries and not self._filling

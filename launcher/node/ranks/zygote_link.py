@@ -156,7 +156,7 @@ class ZygoteLink:
                 self._writer.write(line[sent:])
 
     async def listen(self, ours: socket.socket) -> None:
-        """Read messages from the zygote over the socket `ours`."""
+        """Begin to read messages from the zygote over the socket `ours`, in a task of its own."""
         self._socket = ours
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LINE_BYTES)
         self._reading = asyncio.create_task(self._read(reader))
