@@ -217,8 +217,8 @@ class Inquiry:
         return msgspec.structs.replace(look, gpus_busy=busy)
 
     def _is_certain(self, found: HangVerdict, mono: float) -> bool:
-        """Return whether waiting longer cannot help: two inspections gave the same verdict, and no debugger, disk or
-        native code explains it.
+        """Return whether waiting longer cannot help: a signal has stopped ranks while others ran, or two inspections
+        gave the same verdict of a kind that time does not mend.
         """
         if found.kind is HangKind.FROZEN:
             stopped = [self._looks[rank].state == "T" for rank in found.ranks if rank in self._looks]

@@ -195,7 +195,9 @@ class Links:
         return not left_out
 
     def _can_do_without(self, node: KnownNode) -> bool:
-        """Return whether enough other nodes remain to exclude this slow one."""
+        """Return whether this slow node can be excluded: it is not the first node, and enough other nodes and voters
+        remain for the plan.
+        """
         nodes, plan = self._attempt.nodes, self._attempt.plan
         others = (nodes.usable | nodes.hopeful) - {node.index}
         enough = len(others) >= plan.nodes_min and nodes.quorum_shortfall(others, nodes.only_voting) is None

@@ -255,7 +255,9 @@ class NodeTable:
         return [self[index] for index, end in ends.items() if end <= mono]
 
     def _lease_end(self, node: KnownNode) -> float:
-        """Return when the lease of the node's agent, or of its stale agent, ends; infinity if neither has a lease."""
+        """Return when the lease of the node's stale agent ends if it has one, else that of its agent; infinity if
+        neither has a lease.
+        """
         if node.stale_agent is not None:
             return node.stale_until
         return node.heard_at + self._lease_s if node.link in (Presence.UP, Presence.UNKNOWN) else inf

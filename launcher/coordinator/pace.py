@@ -69,8 +69,8 @@ class Pace:
         return self.made_in_all - self._made_before
 
     def rate(self, mono: float) -> float | None:
-        """Return the recent steps per second, or None after too few steps; the rate falls while steps take longer than
-        before.
+        """Return the recent steps per second, or None with fewer than two steps; the rate falls while steps take longer
+        than before.
         """
         self._forget(mono)
         if len(self._samples) < 2:

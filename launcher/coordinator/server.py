@@ -174,7 +174,7 @@ class CoordinatorServer:
             self._keep_until_done(self._poll_requests())
 
     def stop(self, kind: str) -> None:
-        """End the attempt for the reason `kind`, where no other agent can ask for that."""
+        """End the attempt for the reason `kind`; called if this process has no agent that could ask for it."""
         self._handle(EndAttempt(kind))
 
     async def close(self) -> None:
@@ -249,8 +249,8 @@ class CoordinatorServer:
             moved = max(moved, len(request.moves))
 
     async def _prove_death(self, node: int, process: ProcessId) -> None:
-        """Report the agent as dead once the process table of the coordinator's machine no longer lists the agent's
-        process.
+        """Look a few times whether the agent's process still runs, and report the agent as dead if it does not; do
+        nothing if it is on another machine.
         """
         for pause_s in _LOOKS_S:
             await asyncio.sleep(pause_s)
@@ -266,7 +266,9 @@ class CoordinatorServer:
     # -- the state machine
 
     def _handle(self, event: In) -> None:
-        """Handle one event: carry out its effects, set the timer, and write the state soon."""
+        """Handle one event: carry out its effects and set the timer. Have the state written soon, unless the event is a
+        heartbeat or a Tick.
+        """
         if self.ended.done():
             return
         now = self._now()

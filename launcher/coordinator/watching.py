@@ -75,7 +75,9 @@ class Watch:
                 assert_never(message)
 
     def handle_checkpoints(self, message: CheckpointMessage) -> None:
-        """Handle what agents report about checkpoint files when nodes share no disk."""
+        """Handle what agents report about checkpoint files, which they do if nodes share no disk or copies are kept,
+        and record the events that they send (Noted).
+        """
         attempt = self._attempt
         match message:
             case messages.Noted():

@@ -75,7 +75,7 @@ class Drainer:
         node.leaves = why
 
     def _coordinates(self, node: KnownNode) -> str:
-        """Return a text that the node cannot leave because it coordinates the others, or "" if it does not."""
+        """Return "coordinates the others", the reason why the node cannot leave, or "" if it does not coordinate."""
         return "coordinates the others" if node.index == self._attempt.plan.nodes[0].index else ""
 
     def _record_request(self, node: KnownNode, why: str, stays: str) -> None:
@@ -145,8 +145,8 @@ class Drainer:
         return min((index for index in nodes.usable if not nodes[index].slow), default=None)
 
     def _replace_who_waited(self) -> None:
-        """Move the ranks of each node that is still slow to a spare that has become ready meanwhile; try each node
-        once.
+        """Request a move for the first node that waits for a spare and is still slow, if a spare that was never slow is
+        ready now. Nodes that are not slow any more stop waiting.
         """
         while self._await_spare and (quick := self._quick_spare()) is not None:
             node = self._attempt.nodes[min(self._await_spare)]
@@ -186,8 +186,9 @@ class Drainer:
             self._refuse(move.node, why or "too few nodes would be left")
 
     def _free(self, nodes: Sequence[KnownNode], why: str) -> bool:
-        """Stop the ranks of `nodes`, for the reason `why`, so that other nodes take their places; return False and stop
-        nothing if too few other nodes remain.
+        """Stop the ranks of `nodes`, for the reason `why`, so that other nodes take their places. If the other ranks
+        cannot stay in their processes, have all ranks save and exit. Return False and stop nothing if too few other
+        nodes remain.
         """
         found, indexes = (
             Verdict(Cause.PREEMPTED, why, node=nodes[0].index, planned=True),
@@ -215,8 +216,8 @@ class Drainer:
         return not may_come or self._attempt.mono >= min(node.leaves_by for node in leaving)
 
     def _others_suffice(self, leave: set[int]) -> bool:
-        """Return whether the members and spares outside `leave` are enough nodes for the plan and include enough
-        voters.
+        """Return whether the members and spares outside `leave` are as many as the plan needs and include so many
+        voters that the others cannot elect another leader.
         """
         nodes, plan = self._attempt.nodes, self._attempt.plan
         stay = {index for index in self._attempt.current.members if index not in leave}
