@@ -307,7 +307,9 @@ class Coordinator:
             self._closer.close(found)
 
     def _disk_failed(self, node: KnownNode, text: str) -> None:
-        """Record a disk failure and close the generation; the node may be used again, but others are preferred."""
+        """Record that the node's disk has failed, and close the generation if the node has ranks in it. The node may be
+        used again, but others are preferred.
+        """
         self._ledger.record("disk", text, node=node.index, cause=Cause.DISK)
         if self._attempt.joining is not None and node.index in self._attempt.joining.newcomers:
             node.suspected_at = self._ledger.mono

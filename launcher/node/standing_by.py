@@ -68,7 +68,7 @@ def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
 
 def gate_from(environ: MutableMapping[str, str]) -> int | None:
     """Return the descriptor on which a standby receives the next agent's arguments, or None if the supervisor passed
-    none in `environ`.
+    none in `environ`. The variable is removed from `environ`.
 
     It must be a socket made by this process's parent, because a container passes variables but not descriptors.
     """

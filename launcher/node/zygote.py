@@ -203,7 +203,7 @@ def fork_sibling() -> int:
 
 def fork_for_subreaper() -> int:
     """Fork through a process that ends at once, and return as os.fork does; the child's parent is the next subreaper
-    above this process.
+    above this process. Raise NoFork or OSError if that is impossible.
     """
     pids, pid_of_it = os.pipe()
     try:
@@ -1168,7 +1168,8 @@ def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") ->
 
 def become_agent(supervisors_end: int) -> NoReturn:
     """Wait at the socket `supervisors_end` for the supervisor's command line for its agent, and become that agent;
-    raise Standby in the process that is the agent's zygote.
+    raise Standby in the process that is the agent's zygote. End this process if the supervisor closes the socket
+    instead.
     """
     supervisor, data, fds = socket.socket(fileno=supervisors_end), b"", []
     with contextlib.suppress(ConnectionError):  # it ended without having read this process's message
@@ -1226,7 +1227,9 @@ def renumber(numbers: Sequence[int], fds: Sequence[int], more: int) -> int:
 
 
 def replace_program(argv: Sequence[str], env: dict[str, str]) -> NoReturn:
-    """Replace this process by a program as a shell would start it."""
+    """Replace this process by the program `argv`, with the environment `env`, default signals and the folder `/`; exit
+    with 127 if that fails.
+    """
     signal.set_wakeup_fd(-1)
     usual_signals()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -1330,7 +1333,9 @@ class Zygote:
                     return order
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the lines that the agent sends, and keep the descriptors that come with them."""
+        """Wait until the agent sends something, and yield the lines that are complete then; keep descriptors that come
+        with them. End this process if the agent has closed the connection.
+        """
         try:
             data, fds, _, _ = socket.recv_fds(self._agent, 1 << 16, MAX_HANDED, socket.MSG_CMSG_CLOEXEC)
             self._handed += fds

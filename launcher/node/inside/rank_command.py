@@ -51,8 +51,8 @@ def run_for_visitor(
     folder: str,
     window: Window | None,
 ) -> None:
-    """Run the command for the visitor until it ends or the visitor disconnects. A `window` gives it a terminal of that
-    size, None gives it pipes.
+    """Run the command for the visitor until it ends, and send its exit code; end it if the visitor disconnects. A
+    `window` gives it a terminal of that size, None gives it pipes.
     """
     try:
         command = RankCommandProcess(argv, environment, folder, window)
@@ -172,7 +172,7 @@ class RankCommandProcess:
             self._in = -1
 
     def _pass_on(self, visitor: VisitorConnection, ready: Sequence[int]) -> None:
-        """Send output from the descriptors in `ready` to the visitor, and close those that have ended."""
+        """Send output from the descriptors in `ready` to the visitor, and stop reading those that have ended."""
         for fd in ready:
             try:
                 data = os.read(fd, PIECE_BYTES)

@@ -87,7 +87,7 @@ def environment_of(rank: RankProcess, run: RunDir) -> dict[str, str]:
 
 
 def folder_of_rank(rank: RankProcess) -> str:
-    """Return the rank's working directory."""
+    """Return the rank's working directory; raise Refused if the rank has ended."""
     try:
         return os.readlink(f"/proc/{rank.process.pid}/cwd")
     except OSError as error:
@@ -186,7 +186,9 @@ def attach(visitor: VisitorConnection, rank: RankProcess) -> None:
 
 
 def _relay(visitor: VisitorConnection, rank: RankProcess, debugger: socket.socket) -> None:
-    """Forward bytes between the visitor and the debugger until either of them ends."""
+    """Forward the visitor's input and SIGINT to the debugger, and its output to the visitor, until either of them ends
+    or the visitor sends SIGQUIT.
+    """
     while True:
         ready = [visitor.source] if visitor.has_more else select.select([visitor.source, debugger.fileno()], [], [])[0]
         if debugger.fileno() in ready:
@@ -224,7 +226,9 @@ def _connected(rank: RankProcess) -> socket.socket:
 
 
 def stacks_of(rank: RankProcess, run: RunDir) -> RankStacks:
-    """Return the rank's Python stacks, or a RankStacks whose `problem` says why they cannot be read."""
+    """Make the rank write its Python stacks into its log, and return them; if that takes too long or is impossible,
+    return a RankStacks whose `problem` says why.
+    """
     pid = rank.process.pid
     if problem := _why_no_dump(pid):
         return RankStacks(rank.rank, pid, problem=problem)

@@ -234,7 +234,9 @@ def _number(path: Path) -> int:
 
 
 class Sampler:
-    """A thread that samples the load of a node every five seconds; it calls `ranks` for the pids of the live ranks."""
+    """A thread that samples the load of a node every five seconds; it calls `ranks` for the pids of the live ranks by
+    rank number.
+    """
 
     def __init__(self, node: NodePlan, ranks: Callable[[], Pids], kept: MetricsFile | None = None) -> None:
         """Prepare to sample; samples of live ranks are written to `kept`."""

@@ -41,7 +41,7 @@ class _Process:
     progress: Progress
     pipe: ProgressPipe
     control: ControlPipe
-    told_of: Mapping[str, str]  # the variables, such as WORLD_SIZE, that it started with
+    told_of: Mapping[str, str]  # the variables, such as WORLD_SIZE, that it began with and that its rank must have
     pid: int = 0
     ended: bool = False
     told: bool = False  # that it is ready was reported

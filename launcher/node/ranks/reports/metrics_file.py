@@ -60,7 +60,7 @@ class _Series:
     waiting: int = 0  # reports since the last line that was written, which are not written
     newest: _Reported | None = None
     extremes: dict[tuple[str, int], _Reported] = field(default_factory=dict)  # unwritten, with an extreme
-    bounds: dict[tuple[str, int], float] = field(default_factory=dict)  # least and largest values so far
+    bounds: dict[tuple[str, int], float] = field(default_factory=dict)  # the largest value times sign so far
 
     def add(self, report: _Reported) -> None:
         """Add a report, and keep it as an extreme if one of its values is the least or the largest so far."""
