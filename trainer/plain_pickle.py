@@ -143,7 +143,7 @@ def expect(kind: type[T], value: object) -> T:
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     """Return alternating keys and values as a dict.
 
-    Raises NotPlain for tuples as keys, since hashing one may take for ever.
+    Raises NotPlain for keys that are neither text, bytes nor built objects: to hash a tuple may take for ever.
     """
     keys = items[::2]
     if odd := [key for key in keys if not isinstance(key, (str, bytes, Built))]:

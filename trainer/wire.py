@@ -175,7 +175,10 @@ class Wire:
             self._kill_points.wait()
 
     def report(self, **values: Number | str) -> None:
-        """Report these values now, waiting up to two seconds if the agent reads slowly."""
+        """Report these values now, or drop them if the agent reads nothing for two seconds.
+
+        Raises ValueError for values that do not fit into a line of 4096 bytes.
+        """
         self._send(self._patience_s, **values)
 
     def report_done(self) -> None:
@@ -192,7 +195,7 @@ class Wire:
     def _send(self, patience_s: float, **values: Number | str) -> None:
         """Write one report if the agent reads within `patience_s` seconds, else drop it.
 
-        After an OSError no more is reported.
+        After an OSError no more is reported. Raises ValueError for a report that is too long for a line.
         """
         fd = self._fd  # checkpoints are reported from a thread of their own
         if fd is None:

@@ -305,7 +305,7 @@ def barrier(world: World) -> None:
 def call_on_first(world: World, act: Callable[[], T]) -> T:
     """Return on all ranks, which all call it, the result of `act` on rank 0.
 
-    A TrainerError that `act` raises is raised on all ranks.
+    If `act` raises a TrainerError, all ranks raise a TrainerError with its text.
     """
     return call_on_rank(world, 0, act)
 
@@ -313,7 +313,7 @@ def call_on_first(world: World, act: Callable[[], T]) -> T:
 def call_on_rank(world: World, rank: int, act: Callable[[], T]) -> T:
     """Return on all ranks, which all call it, the result of `act` on rank `rank`.
 
-    A TrainerError that `act` raises is raised on all ranks.
+    If `act` raises a TrainerError, all ranks raise a TrainerError with its text.
     """
     answer: list[Any] = [None, None]
     if world.rank == rank:
@@ -397,7 +397,8 @@ def _device(local_rank: int, wanted: torch.device | None) -> torch.device:
 def _own_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
     """Return the store in which ranks find each other, which this process, rank 0, serves at its own address only.
 
-    By default TCPStore listens on every interface, without a password (pytorch#173909).
+    Raises BadSettings if it cannot listen there. By default TCPStore listens on every interface, without a password
+    (pytorch#173909).
     """
     try:
         listener = _listener(address, port, waiting=min(4096, size + 128))
@@ -425,10 +426,10 @@ def _store_of_first(address: str, port: int, size: int, timeout: dt.timedelta) -
 
 
 def _found_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
-    """Return rank 0's store once it listens.
+    """Return rank 0's store once it listens, within about two minutes.
 
-    Raises DistNetworkError if launch sends a new message meanwhile. TCPStore alone would retry a refused connection
-    until the operation times out, with most of a second between tries.
+    Raises OSError or torch's DistError after that time, and DistNetworkError if launch sends a new message meanwhile.
+    TCPStore alone would retry a refused connection until the operation times out, with most of a second between tries.
     """
     end, patience_s = time.monotonic() + _MEET_S, _PATIENCE_S
     while True:
@@ -464,7 +465,10 @@ def _await_listener(address: str, port: int, end: float) -> None:
 
 
 def _await_ranks(store: dist.Store, rank: int, size: int) -> None:
-    """Wait up to two minutes until all ranks are connected to the store."""
+    """Announce this rank in the store, and wait up to two minutes until all ranks are there.
+
+    Raises torch's DistStoreError if some are not there by then.
+    """
     store.set(f"anew/{rank}", "")
     store.wait([f"anew/{one}" for one in range(size)], dt.timedelta(seconds=_MEET_S))
 

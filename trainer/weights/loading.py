@@ -99,7 +99,7 @@ def _joined(parts: list[Source]) -> Source:
 def _open_checkpoint(entry: Entry, which: CheckpointChoice, stack: ExitStack) -> Source:
     """Return the weights of a checkpoint, of the model that `which` names, after comparing every byte.
 
-    Its files stay open until `stack` is closed.
+    Its files stay open until `stack` is closed. Raises CheckpointDamaged if a byte is not what was written.
     """
     weights = Weights(entry.path, averaged(catalog.read_manifest(entry)), which.part)
     with ExitStack() as held:
@@ -199,7 +199,7 @@ def _sources_by_name(there: Iterable[str], known: set[str], rename: Mapping[str,
 
     `rename` maps regular expressions to replacements, and is applied to the names in the file (`there`) first. If none
     of these is in `known`, the names in the model, a wrapper's prefix such as `module.` is removed, and names without
-    it are left out. Raises BadSettings if two names become one.
+    it are left out. Raises BadSettings if two names become one, or if a regular expression is invalid.
     """
     found: dict[str, str] = {}
     for name in there:
@@ -224,11 +224,11 @@ def _match(
     shapes: Mapping[str, tuple[int, ...]],
     leave: Sequence[str],
 ) -> Taken:
-    """Return which of the model's tensors (`targets`, by name) can be loaded; nothing is copied or raised.
+    """Return which of the model's tensors (`targets`, by name) can be loaded, without copying any.
 
     Left with a reason are those that match one of the regular expressions `leave`, are not in the file, or have another
     shape in it. `sources` gives, by a tensor's name in the model, its name in the file, and `shapes` the shapes by name
-    in the file.
+    in the file. Raises BadSettings for an invalid regular expression.
     """
     taken, left = [], {}
     for name, tensor in targets.items():
