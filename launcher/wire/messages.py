@@ -323,13 +323,13 @@ class CheckLink(msgspec.Struct, frozen=True, tag="check_link", tag_field="t"):
 
 
 class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
-    """coordinator → agent: inspect the ranks of this generation, then answer with a Looked for each; with `times`,
-    answer only when each entered its newest collectives, in an Entered.
+    """coordinator → agent: inspect the ranks of this generation, then answer with a Looked for each. With `times`,
+    answer with an Entered for each instead, which has the times at which it entered its newest collectives.
     """
 
     generation: int
     number: Count
-    times: bool = False  # only when ranks entered their collectives, answered by an Entered for each
+    times: bool = False  # send only the times at which ranks entered their collectives
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
