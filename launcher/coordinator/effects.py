@@ -109,7 +109,7 @@ class KeepHang:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The last effect of an attempt: first its end record, which decides, then the event about it."""
+    """The last effect of an attempt: write its end record, which makes the end valid, and then the event about it."""
 
     end: AttemptEnd
     event: Event

@@ -424,7 +424,7 @@ def _verdict(
 
 
 def _evidence(ranks: Sequence[RankLook]) -> tuple[str, ...]:
-    """Return one line for each of the first ranks: its state, its collective and its line of code."""
+    """Return one line for each of the first few ranks: its state, its collective and its line of code."""
     return tuple(map(_line_of, ranks[:16])) + ((f"and {len(ranks) - 16} more ranks",) if len(ranks) > 16 else ())
 
 

@@ -115,7 +115,7 @@ def _message(standing: Standing, nodes: NodeTable, generation: Generation | None
 
 
 def _unaccounted(nodes: NodeTable) -> str:
-    """Name the nodes where replaced ranks may still run, or return ""."""
+    """Return a text that names the nodes where replaced ranks may still run, or "" if there are none."""
     found = nodes.unaccounted
     named = ", ".join(map(str, found[:_MOST_TOLD]))
     more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
