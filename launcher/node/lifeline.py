@@ -131,7 +131,9 @@ class Lifeline:
         self._unsaid.clear()
 
     def heartbeat(self, heartbeat: messages.Heartbeat) -> None:
-        """Send the heartbeat with a new sequence number, and record when it was sent."""
+        """Send the heartbeat with a new sequence number, without its ranks if they have not changed, and record when it
+        was sent. Drop it if there is no connection.
+        """
         if self._wire is None:
             return
         self._sequence += 1
@@ -168,7 +170,9 @@ class Lifeline:
         self._lease.until = moment + self._lease_s
 
     async def keep(self, introduce: Callable[[], None], obey: Callable[[messages.ToAgent], None]) -> None:
-        """Stay connected for ever: call `introduce` on each new connection and `obey` with each message received."""
+        """Stay connected for ever: call `introduce` on each new connection and `obey` with each message received. Close
+        a connection over which a message comes that is malformed or does not fit the plan.
+        """
         while True:
             wire = await self._reach()
             if wire is None:

@@ -371,7 +371,9 @@ class EndOfRank:
             self.code = int(code or 0)  # type: ignore[call-overload]
 
     def finish(self) -> None:
-        """End the rank; called by the interpreter after threads have ended and all other atexit handlers have run."""
+        """End the process with the program's exit code, or return if the interpreter has to end it. The interpreter
+        calls this after threads have ended and all other atexit handlers have run.
+        """
         if self.code is None or os.getpid() != self._pid or needs_interpreters_end():
             gc.unfreeze()  # else its last collection misses what is frozen, and libraries complain about leaks
             return
@@ -448,8 +450,8 @@ def flush_streams() -> None:
 
 
 def empty(names: Sequence[str]) -> None:
-    """Free the modules and their contents, first objects that nothing else refers to, while functions still have their
-    globals.
+    """Free the modules with these names in sys.modules, and their contents: first objects that nothing else refers to,
+    while functions still have their globals.
     """
     there = []
     for name in names:
@@ -719,9 +721,7 @@ def report(error: BaseException, order: Order) -> None:
 
 
 def tell(order: Order, line: bytes) -> None:
-    """Write a line to the rank's FIFO if it has a reader and room; otherwise drop the line, which the log has
-    anyway.
-    """
+    """Write a line to the rank's FIFO for its agent; drop the line if the FIFO has no reader or no room."""
     with contextlib.suppress(OSError):
         fd = os.open(fifo_of(order), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -791,7 +791,9 @@ def cut(value: Any, length: int) -> Any:
 
 
 def fitting(words: dict[str, Any]) -> bytes:
-    """Return the report as a line of at most REPORT_BYTES, with its texts cut if necessary."""
+    """Return the report `words` as a line of JSON of at most REPORT_BYTES, with its texts cut to a length at which it
+    fits.
+    """
     length = REPORT_BYTES
     while True:
         line = json.dumps({"exception": cut(words, length)}).encode() + b"\n"
@@ -1138,7 +1140,7 @@ class Supervisor(NamedTuple):
     """A run's supervisor to be started by exec: its command line, environment, run directory, and the numbers under
     which it expects its descriptors.
 
-    It becomes the parent of an agent whose zygote is warm.
+    It becomes the parent of an agent whose zygote has done its imports already.
     """
 
     argv: Sequence[str]
@@ -1373,8 +1375,8 @@ class Zygote:
         return None
 
     def _preload(self, names: Sequence[Any]) -> None:
-        """Import the modules. One that cannot be imported is reported, and a rank that imports it meets the error
-        itself.
+        """Import the modules, and send the agent a list of those that are loaded and one of those that cannot be. A
+        rank that imports one of the latter meets the error itself.
         """
         began = time.monotonic()
         ours = "OPENBLAS_NUM_THREADS" not in os.environ
@@ -1408,8 +1410,8 @@ class Zygote:
         close([fd, gate])
 
     def _fork_from_between(self, fd: int, gate: int) -> NoReturn:
-        """Fork the standby, which serves the agent over `fd` and waits at `gate`, from the process in between, and end
-        that process.
+        """Run in the process between this zygote and the standby: fork the standby, and end. In the standby, raise
+        Standby, with `fd` for the agent and `gate`.
         """
         between = os.getpid()
         try:

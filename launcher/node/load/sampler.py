@@ -35,8 +35,8 @@ _LOOKS = 12  # after so many everybody is looked at again: a number may have bec
 
 
 class Process(NamedTuple):
-    """The kernel's counters of one process: seconds of processors (`cpu_s`) and bytes, which include children that have
-    ended. `parent` is the pid of the process's parent.
+    """The kernel's counters of one process: its processor time in seconds (`cpu_s`), which includes that of its
+    children that have ended, and its own memory. `parent` is the pid of its parent.
     """
 
     pid: int

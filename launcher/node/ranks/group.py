@@ -168,8 +168,8 @@ class RankGroup:
     async def continue_in_place(
         self, message: ContinueInPlace, starter: Starter, keep: Collection[int], waiting: Pids
     ) -> tuple[int, ...]:
-        """Begin the generation in `message` and return the pids of all ranks: survivors are informed, the other ranks
-        are started by `starter`.
+        """Begin the generation in `message`: survivors are informed, the other ranks are started by `starter`. Return
+        the pids of all ranks in the order of their local numbers.
 
         Processes that dead ranks left are ended first, but neither those with pids in `keep` nor those in reserve,
         whose pids `waiting` returns. Raise OSError if a rank cannot be started.

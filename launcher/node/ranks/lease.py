@@ -65,7 +65,9 @@ class Lease:
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "Lease":
-        """Open the lease that the supervisor of this agent passes in `environ`, or make a new one if it passes none."""
+        """Open the lease that the supervisor of this agent passes in `environ`, and remove the variable from it; make a
+        new lease if it passes none.
+        """
         word = environ.pop(LEASE, "")
         fd = int(word) if word.isdecimal() else -1
         if not _is_lease(f"/proc/self/fd/{fd}"):  # a container passes variables on, and not descriptors
@@ -75,7 +77,9 @@ class Lease:
 
     @classmethod
     def of_agent(cls, pid: int) -> "Lease | None":
-        """Open the lease of an agent that another supervisor has started, or return None if that is not possible."""
+        """Open the lease of an agent that another supervisor has started, or return None if the agent has none that
+        this process may open.
+        """
         with contextlib.suppress(OSError):
             for number in os.listdir(f"/proc/{pid}/fd"):
                 if _is_lease(path := f"/proc/{pid}/fd/{number}"):
@@ -114,6 +118,7 @@ class Lease:
 
     @exit_code.setter
     def exit_code(self, code: int) -> None:
+        """Set the exit code with which the agent leaves."""
         self._shared[4] = code + 1
 
     @property
@@ -144,7 +149,7 @@ def _is_lease(fd: str) -> bool:
 
 
 def after_suspend(plan: "Plan", index: int) -> AfterSuspend:
-    """Return how node `index` treats a lease that expired while all of it was suspended."""
+    """Return how node `index` treats a lease that expired while its watchdog, agent and ranks were suspended together."""
     if leader_may_be_replaced(plan):
         return AfterSuspend.COUNTS  # nor does a FORGIVEN coordinator decide alone then
     return AfterSuspend.FORGIVEN if index == 0 else AfterSuspend.ASKED
