@@ -31,7 +31,7 @@ class Aftermath:
         self._attempt = attempt
 
     def note_failure(self, found: Verdict) -> Event:
-        """Record a failure as an event, show it as the run's newest failure, and return the event."""
+        """Record the failure `found` as an event, show it as the run's newest failure, and return the event."""
         event = self._draft_failure(found)
         self._note(event, found)
         return event
@@ -59,7 +59,9 @@ class Aftermath:
         )
 
     def _note(self, event: Event, found: Verdict) -> None:
-        """Record a failure event and show it, with the log of the rank that failed, as the run's newest failure."""
+        """Record `event`, the event for the failure `found`, and show it as the run's newest failure, with the log of
+        the rank that failed.
+        """
         attempt = self._attempt
         attempt.ledger.append(event)
         log, tail = found.log, tuple[str, ...]()
@@ -119,7 +121,8 @@ class Aftermath:
         restarts[cause.value] = restarts.get(cause.value, 0) + 1
 
     def fail(self, found: Verdict, *, can_regroup: bool) -> None:
-        """Record the failure, then gather nodes for a new generation, requeue the run or end it, as the policy chooses.
+        """Record the failure `found`, then gather nodes for a new generation, requeue the run or end it, as the policy
+        chooses.
 
         `can_regroup` says whether enough nodes are left for a new generation within this attempt.
         """
@@ -214,7 +217,8 @@ class Aftermath:
     ) -> None:
         """End the attempt in `state`: send `End` to every connected agent, and record the end with the message `text`.
 
-        `delay_s` is the delay before the next attempt, if one follows; `brief` is a shorter form of `text`.
+        `cause` is why the attempt has failed, or None. `code` is the exit code of the coordinator's process. `delay_s`
+        is the delay before the next attempt, if one follows; `brief` is a shorter form of `text`.
         """
         attempt, ledger = self._attempt, self._attempt.ledger
         attempt.phase = AttemptPhase.OVER
@@ -283,7 +287,8 @@ class Closer:
         attempt.standing.message = text + stop
 
     def free(self, nodes: Collection[KnownNode], found: Verdict) -> None:
-        """End the ranks of the nodes in `nodes` only, so that no rank runs twice when other nodes take them over.
+        """End the ranks of the nodes in `nodes` only, for the reason `found`, so that no rank runs twice when other
+        nodes take them over.
 
         Once these nodes have answered `Stopped`, the coordinator chooses how the other members continue.
         """

@@ -78,7 +78,7 @@ class Tick:
 class Send:
     """Send a message to a node; drop it if the node is not connected.
 
-    The coordinator sends what is still needed again once the node returns.
+    When the node returns, the coordinator sends again what is still needed.
     """
 
     node: int

@@ -33,7 +33,7 @@ _STOPPED_S = 1.0  # of a rank whose peers run: a debugger stops all ranks, not o
 
 
 class StepTimes:
-    """The step times of a generation, which tell how long a silence is usual."""
+    """The step times of a generation, from which follows how long its ranks may be silent before that is suspicious."""
 
     def __init__(self) -> None:
         self._gaps: deque[float] = deque(maxlen=_STEPS)

@@ -53,7 +53,7 @@ class KnownNode:
     link_port: int = 0  # the port at which the link to it is measured; 0: none
     heard_at: float = 0.0  # when its last message came, by the coordinator's monotonic clock
     follows_from: float = 0.0  # the earliest time, by the coordinator's clock, at which its own lease can have begun
-    answers: dict[int, float] = field(default_factory=dict)  # when each of its newest heartbeats was answered
+    answers: dict[int, float] = field(default_factory=dict)  # by number, when its newest heartbeats were answered
     lost_at: float = 0.0  # when its agent was last found to be lost
     returns_by: float = 0.0  # the time before which its supervisor starts a new agent after the old one has died
     holds: int = 0  # the generation whose ranks may still run there; 0: none
@@ -189,7 +189,9 @@ class NodeTable:
 
     @property
     def only_voting(self) -> set[int]:
-        """Return the nodes of other roles that are not known to be lost and so vote together with this plan's nodes."""
+        """Return the indexes of the nodes of other roles that are not known to be lost and so vote together with this
+        plan's nodes.
+        """
         there = (Presence.UP, Presence.UNKNOWN)
         return {index for index in self.votes_only if self[index].link in there}
 
@@ -199,7 +201,7 @@ class NodeTable:
         return [node for node in self if node.is_replaced or (node.index in self._guests and node.process is None)]
 
     def returning(self, mono: float) -> dict[int, float]:
-        """Return, by index, the nodes whose agent has died and is to be replaced, each with the time until which it is
+        """Return the nodes whose agent has died and is to be replaced: by index, the time until which the new agent is
         awaited.
         """
         moments = {index: self[index].returns_by for index in self._returning}

@@ -75,7 +75,7 @@ class Opener:
         return bool(come) and not come & nodes.hopeful
 
     def _chosen(self) -> tuple[int, ...]:
-        """Return the nodes that would get ranks, in order of their group rank."""
+        """Return the indexes of the nodes that would get ranks, in order of their group rank."""
         attempt, plan = self._attempt, self._attempt.plan
         before = attempt.generation
         usable = preferred(

@@ -30,7 +30,7 @@ class Roles:
     """The roles of a run: `due` returns the parts to start now; the caller reports to `ready` and `ended` what became
     of these.
 
-    If no role is the main one, the run ends once all have ended, with the worst of their ends.
+    If no role is the main one, the run ends once all have ended: as failed if one has failed, else as succeeded.
     """
 
     def __init__(self, roles: Mapping[str, Role], parts: Mapping[str, str]) -> None:

@@ -61,8 +61,8 @@ _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 class CopyHold:
     """The messages of a restart or of the run's end, held back until `release`.
 
-    A leader that takes over then knows of the failure, and counts it against its budget, or of the end, and writes it.
-    To the coordinator this looks like a slow network.
+    A coordinator on another host that takes over meanwhile knows of the failure, which counts against the run's budget,
+    or of the end. To the state machine here the delay looks like a slow network.
     """
 
     def __init__(self, copies: HistoryCopies, *, ends: bool = True, follows: bool = False) -> None:

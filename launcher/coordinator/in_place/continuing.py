@@ -90,7 +90,8 @@ class HotOpener:
         return attempt.phase is AttemptPhase.STARTING and attempt.current.in_place
 
     def can_without(self, node: KnownNode) -> bool:
-        """Return whether the other ranks could stay in their processes if this node's ranks ended now.
+        """Return whether the other ranks could stay in their processes if this node's ranks ended now. If not, keep the
+        reason, which is recorded together with the restart.
 
         While ranks are connecting to each other in place, the answer is True for any node but the coordinator's, and
         has to be checked again afterwards.
@@ -110,8 +111,8 @@ class HotOpener:
         return self._obstacle(self._members(self._attempt.current, leave), leave)
 
     def _members(self, generation: Generation, lost: set[int]) -> tuple[int, ...]:
-        """Return the nodes by group rank once those in `lost` are gone: survivors keep their places, and spares fill
-        the others as far as there are spares.
+        """Return the indexes of the nodes by group rank once those in `lost` are gone: survivors keep their places, and
+        spares fill the others as far as there are spares.
         """
         nodes = self._attempt.nodes
         if not lost:

@@ -62,7 +62,9 @@ class Joiner:
                 pass
 
     def _grown(self) -> tuple[int, ...]:
-        """Return the nodes of a larger generation by group rank, or () if a larger one is impossible now."""
+        """Return the indexes of the nodes of a larger generation by group rank, or () if a larger one is impossible
+        now.
+        """
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or self._is_disturbed() or not attempt.pace.moves:
             return ()
@@ -111,7 +113,9 @@ class Joiner:
                 attempt.ledger.send(index, replace(start, joins=True))
 
     def _obstacle(self, joining: Joining) -> str:
-        """Return why the new ranks cannot join any more, or ""."""
+        """Return why the new ranks cannot join any more, or "". If a new rank or its node is the reason, mark that
+        node's agent, so that no ranks are started for it to join again.
+        """
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.current.number != joining.after or self._is_disturbed():
             return "the others have something else to do"
