@@ -45,7 +45,7 @@ class SaveFailed(TrainerError):
 
 
 class Fenced(SystemExit):
-    """Ends the process without a traceback, because newer processes of this run write the checkpoints now."""
+    """Raised to end the process without a traceback, because newer processes of this run write the checkpoints now."""
 
     def __init__(self, message: str) -> None:
         super().__init__(EXIT_FENCED)

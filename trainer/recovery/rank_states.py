@@ -20,7 +20,11 @@ _MT19937_BYTES = 4 * 624 + 4  # the words, and how many of them were used
 
 
 class GeneratorStates(msgspec.Struct, frozen=True, array_like=True):
-    """The states of a process's random generators: Python's, NumPy's, torch's, and that of its GPU."""
+    """The states of a process's random generators: Python's, NumPy's, torch's, and that of its GPU.
+
+    They have the forms of random.getstate(), numpy.random.get_state() (with its keys as bytes) and
+    torch.get_rng_state() as bytes.
+    """
 
     python: tuple[int, tuple[int, ...], float | None]
     numpy: tuple[str, bytes, int, int, float]

@@ -92,7 +92,10 @@ def _check_mark(places: Places) -> None:
 
 
 def _read(pid: int, pieces: Sequence[tuple[int, int, int]]) -> None:
-    """Copy from another process pieces given as (target address, source address, size)."""
+    """Copy from another process pieces given as (target address, source address, size).
+
+    Raises OSError if the system forbids it or the process has ended.
+    """
     left = [*reversed(pieces)]
     while left:
         now = left[: -_AT_ONCE - 1 : -1]
