@@ -1,4 +1,4 @@
-"""Measure the time until the board starts, shows a page and shows a change, and compare it with TensorBoard.
+"""Measure how soon `launch board` starts, shows a page and shows a change, and compare its start with TensorBoard's.
 
 uv run python tests/benchmarks/board.py [--write]
 """

@@ -1,4 +1,4 @@
-"""Compare the times to load and verify a checkpoint, to read its bytes, and of dcp.load, which verifies nothing.
+"""Compare loading and verifying a checkpoint with reading its bytes and with dcp.load, which verifies nothing.
 
     uv run python tests/benchmarks/checkpoint_load.py [--write]
 

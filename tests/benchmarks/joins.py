@@ -1,4 +1,4 @@
-"""Measure how long the rank on the other node makes no step when one of two nodes is lost, and when it returns.
+"""Measure how long one of two ranks makes no step when the node of the other rank is lost, and when this node returns.
 
     uv run python tests/benchmarks/joins.py [--job image] [--pairs 5] [--lease-s 5] [--write]
 

@@ -71,8 +71,8 @@ def main():
                 f"| {mean / EVERY_S:.3%} |"
             )
     notes = (
-        f"The thread takes a sample every {EVERY_S:g} s. Every twelfth sample searches all processes of the machine "
-        "for new ones, and is included."
+        f"The thread takes a sample every {EVERY_S:g} s. Every twelfth sample also searches all processes of the "
+        "machine for new ones; the mean includes these samples."
     )
     publish("load", "\n".join([*table, "", notes]), write=args.write)
 

@@ -1,4 +1,4 @@
-"""Measure how commands that find and delete runs, and the board's first table, grow with the number of runs.
+"""Measure how the time of commands that find or delete runs, and of `launch board`, grows with the number of runs.
 
 uv run python tests/benchmarks/many_runs.py [--runs 10 100 1000 10000] [--write]
 """

@@ -12,10 +12,10 @@ from pathlib import Path
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 LOAD_BEFORE = os.getloadavg()[0]
-_HEAD = """# Figures
+_HEAD = """# Results
 
-Each section is written by the script of its name: `uv run python tests/benchmarks/NAME.py --write`. The two sides of a
-comparison take turns in one run on one machine, and the tables show medians. No test depends on these figures.
+The script in a section's heading writes the section: `uv run python tests/benchmarks/NAME.py --write`. Programs
+that are compared take turns on one machine, and tables show medians. No test depends on these figures.
 """
 
 

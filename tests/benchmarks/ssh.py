@@ -190,11 +190,15 @@ def many(folder, pairs, hosts):
         return [middle(values) for values in zip(*rows[1:], strict=True)]  # the first brings the launcher there
 
 
+MANY = (
+    "Measure how long `launch submit` and `launch status` take with a pool of many SSH hosts, "
+    "and how much CPU time they need."
+)
 _PROBE = str(HERE.parents[1] / "launcher" / "places" / "ssh" / "probe_there.py")
 PARTS = {
-    "looks at itself": [_PROBE, '{"workdir": "~/launch"}'],
-    "receives the run": ["-c", "import launcher.places.ssh.host.server, launcher.places.ssh.host.receive"],
-    "supervises it": ["-c", "import launcher.supervisor.__main__, launcher.places.ssh.host.host_supervisor"],
+    "checking the host": [_PROBE, '{"workdir": "~/launch"}'],
+    "receiving the run": ["-c", "import launcher.places.ssh.host.server, launcher.places.ssh.host.receive"],
+    "supervising it": ["-c", "import launcher.supervisor.__main__, launcher.places.ssh.host.host_supervisor"],
 }
 
 
@@ -261,7 +265,7 @@ def main():
             beside = f"`ssh HOST true` {ssh:.3f} s"
             rows.append(f"| status of one run | {status:.3f} s | {beside} | + {status - ssh:.3f} s |")
         if "many" in chosen:
-            publish("ssh_many", table_of_many(folder, args), write=args.write, title="ssh.py --only many")
+            publish("ssh_many", table_of_many(folder, args), write=args.write, title="ssh.py --only many", what=MANY)
         if "together" in chosen:
             times = []
             for turn in range(args.pairs):
@@ -287,8 +291,9 @@ def table_of_many(folder, args):
         login, cpu = logins(folder / f"logins-{count}", count)
         shown = [took, own, theirs, theirs / count, status, asking, login, cpu]
         rows.append(f"| {count} | {' | '.join(f'{value:.2f}' for value in shown)} |")
-    parts = "; ".join(f"one that {what} {ms:.0f}" for what, ms in parts_of_a_host().items())
-    rows.append(f"\nMilliseconds of CPU for each Python that a host starts: {parts}. Disks of hosts are in memory.")
+    parts = "; ".join(f"{what} {ms:.0f}" for what, ms in parts_of_a_host().items())
+    cost = f"Their CPU time, in ms: {parts}. Disks of hosts are in memory."
+    rows.append(f"\nA submit starts three Python processes on each host. {cost}")
     return "\n".join(rows)
 
 
