@@ -1,4 +1,4 @@
-"""Measure the coordinator, the process that starts and restarts all ranks of a run, with up to 12,500 simulated nodes.
+"""Measure the speed of the coordinator, the process that starts and restarts a run's ranks, with up to 12,500 nodes.
 
     uv run python tests/benchmarks/coordinator.py [--write]
 
