@@ -141,7 +141,7 @@ def main():
     notes = (
         f"The run was the job `{args.job}` with `nodes: 1..2`, with one rank on each "
         f"(seed {args.seed}). A node without contact counts as lost after {args.lease_s:g} s. "
-        "`launch` is with `recovery: {mode: warm}`, `launch, hot` with `mode: hot`."
+        "`launch` means `recovery: {mode: warm}`, `launch, hot` means `mode: hot`."
     )
     publish("joins", "\n".join([*table, "", notes]), write=args.write)
 

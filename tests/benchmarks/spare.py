@@ -205,7 +205,7 @@ def main():
     notes = (
         f"The run had 2 nodes with one rank each, and a spare node (seed {args.seed}). A node without "
         f"contact counts as lost after {args.lease_s:g} s. "
-        "`launch` is with `recovery: {mode: warm}`, `launch, hot` with `mode: hot`."
+        "`launch` means `recovery: {mode: warm}`, `launch, hot` means `mode: hot`."
     )
     publish("spare", "\n".join([*table, "", notes]), write=args.write)
 
