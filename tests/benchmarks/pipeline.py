@@ -28,7 +28,7 @@ from trainer.tasks import gpt
 
 STAGES = 2
 FSDP = "Compare the steps a second of a pipeline with two stages with those of FSDP on two ranks."
-CUT = "Compare pipeline stages with the same number of layers with stages of the same measured time."
+CUT = "Compare a pipeline whose stages have the same number of layers with one whose stages take the same time."
 SIDES = {
     "one process": (1, lambda parts: ["--strategy", "none", "--accumulate", str(parts)]),
     "ddp, 2 ranks": (2, lambda parts: ["--strategy", "ddp", "--accumulate", str(parts)]),
