@@ -57,7 +57,8 @@ def circumstances() -> str:
         f"torch {installed('torch')} and msgspec {installed('msgspec')}",
     ]
     today = dt.datetime.now(dt.UTC).date().isoformat()
-    command = f"`{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}`"
+    options = " ".join(word for word in sys.argv[1:] if word != "--write")
+    command = f"`{Path(sys.argv[0]).name} {options}".rstrip() + "`"
     machine = f"Measured on {today} with {command}, on a machine with {', '.join(words)}."
     return f"{machine} Its load average before the start was {LOAD_BEFORE:.1f}."
 

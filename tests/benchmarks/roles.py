@@ -1,4 +1,4 @@
-"""Measure the start of a training that has other programs beside it, and how much a killed actor slows the learner.
+"""Measure how fast a learner with actors (other programs of its run) starts, and how much a killed actor slows it.
 
     uv run python tests/benchmarks/roles.py [--pairs 7] [--kills 30] [--write]
 
