@@ -340,8 +340,7 @@ class _Inbox:
         """Read all connections on which something has arrived, in one call, so that heartbeats do not wait while many
         new peers are accepted.
         """
-        ready = self._epoll.poll(0, max(1, len(self._lines)))
-        for descriptor, _ in ready:
+        for descriptor, _ in self._epoll.poll(0, max(1, len(self._lines))):
             lines = self._lines.get(descriptor)
             if lines is not None and not lines.ended.done():
                 lines.read()
