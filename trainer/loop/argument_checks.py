@@ -73,7 +73,7 @@ def _user_classes(callback: object) -> list[type]:
 
 
 def kind_of(value: object) -> str:
-    """Return the value's type with an article, such as `a Linear`, or `the class Linear` for a class."""
+    """Return the value's type for an error message, as `a Linear`, or `the class Linear` for a class."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name = type(value).__name__

@@ -24,13 +24,13 @@ class Callback:
         """Act after each optimizer step."""
 
     def on_log(self, training: Training, line: Line) -> None:
-        """Act every `log_every` steps; `line` has the step's losses, learning rate, speed and times as numbers."""
+        """Act every `log_every` steps; `line` is a dict of the step's losses, learning rate, speed and times."""
 
     def on_validation(self, training: Training, values: Values) -> None:
         """Act after each validation; `values` are means over all samples by name."""
 
     def on_test(self, training: Training, values: Values) -> None:
-        """Act after Trainer.test() with its `values`; `training.step` is the step of the tested weights."""
+        """Act after Trainer.test(); `values` are means by name, `training.step` is the step of the tested weights."""
 
     def on_epoch(self, training: Training) -> None:
         """Act after each epoch; `training.epoch` is the number of finished epochs."""
@@ -92,12 +92,12 @@ class Callbacks:
         self._each(lambda one: one.on_end(training))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all callbacks that have one, by name."""
+        """Return the callbacks' states by class name (`Name#2` for the second of a class), without empty ones."""
         states = {name: one.state_dict() for name, one in self._named.items()}
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the callbacks' states, and log names that no callback has now."""
+        """Restore the callbacks' states; for a name that no callback has now, only log a warning."""
         for name, kept in state.items():
             if name in self._named:
                 self._named[name].load_state_dict(kept)
@@ -111,7 +111,7 @@ class Callbacks:
 
 
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Return the callbacks by class name; the second of a class is `Name#2`."""
+    """Return the callbacks by class name, in their order; the second of a class is named `Name#2`."""
     found: dict[str, Callback] = {}
     for one in callbacks:
         name = type(one).__name__

@@ -39,10 +39,10 @@ class PlainState:
         self._steps, self._last = 0, dict[str, str]()
 
     def changing(self, **modules: object) -> str:
-        """Return the name of a value that changed in one of the first steps, such as `model.blocks.0.count`, or "".
+        """Return the name of a value that changed since the last call, such as `model.blocks.0.count`, or "".
 
-        It is called once after each step with the objects to look at by name. The first step is not compared, as
-        modules may then set values that stay.
+        It is called once after each step with the objects to look at, by name. The first call only records the values,
+        as modules may set some in the first step that stay. After the third call the result is always "".
         """
         if self._steps == _LOOKED_AT:
             return ""
@@ -60,7 +60,11 @@ class PlainState:
 
 
 def _objects_of(root: object) -> Iterator[tuple[str, object]]:
-    """Yield a module's submodules with their names; for another object, or a method's, yield it with the name ""."""
+    """Yield each object whose attributes are looked at, with its name in `root`.
+
+    These are a module's submodules, or `root` itself if it is no module; then the name is "". A partial counts as its
+    function, and a bound method as its object. Nothing is yielded for a function, a class or a Python module.
+    """
     while isinstance(root, partial):
         root = root.func
     root = getattr(root, "__self__", root)
@@ -86,7 +90,10 @@ class Pace:
             self._spent += time.thread_time() - began
 
     def count_step(self, now: float) -> bool:
-        """Count a step that ends at `now`; return True once, after 25 steps, if snapshots took over 1 % of them."""
+        """Count a step that ended at time `now` (in seconds, of any clock that runs steadily).
+
+        Returns True once, after 25 steps, if snapshots took over 1 % of the last 20, else False.
+        """
         self._steps += 1
         if self._steps == _WARM:
             self._began, self._spent = now, 0.0
@@ -96,7 +103,7 @@ class Pace:
 def reasons(
     loop: Loop, settings: Settings, dataset: Any, launched: Launched, *, met_once: bool, loads: bool, made: bool
 ) -> Iterator[str]:
-    """Yield each reason why this training cannot continue in place after a rank is killed; nothing: it can.
+    """Yield as text each reason why this training cannot continue in place after a rank is killed; none if it can.
 
     `met_once`: launch has connected the ranks for this training alone, and they can connect again. `loads`: instead of
     getting state from other ranks, all ranks load the newest checkpoint or snapshot. `made`: a function made the model,
@@ -120,10 +127,10 @@ def reasons(
 
 
 def _is_free(loop: Loop, *, loads: bool) -> bool:
-    """Return whether continuing in place can lose no step and costs next to nothing.
+    """Return whether continuing in place loses no step and takes almost no time.
 
-    That is so on a CPU, with a strategy that has replicas, small buffers, and no callback of the user with an `on_end`.
-    With `loads`, all ranks load a saved state, which loses steps.
+    That is so on a CPU, with a strategy that has replicas, at most 1 MB of buffers, and no callback of the user with an
+    `on_end`. With `loads`, all ranks load a saved state, which loses steps, so the result is False.
     """
     strategy, cpu = loop.strategy, loop.training.world.device.type == "cpu"
     small = sum(one.nbytes for one in strategy.buffers) <= _BUFFERS_BYTES
@@ -131,7 +138,7 @@ def _is_free(loop: Loop, *, loads: bool) -> bool:
 
 
 def _rank_reasons(loop: Loop, launched: Launched, *, met_once: bool, made: bool) -> Iterator[str]:
-    """Yield the reasons against continuing in place that lie in the strategy, or in the number of ranks and nodes.
+    """Yield as text the reasons against continuing in place that lie in the strategy or the number of ranks.
 
     `met_once`: the ranks have connected for this training alone, and can connect again. `made`: a function made the
     model.

@@ -13,7 +13,7 @@ _LEAST_S = 0.1  # between two looks of the bar
 
 
 class Console(Callback):
-    """A callback that prints lines to `lines`, and a progress bar to `screen` if it is a terminal."""
+    """A callback that prints lines to the stream `lines`, and a progress bar to `screen` if that is a terminal."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class Console(Callback):
         self._loss = ""
 
     def say(self, text: str) -> None:
-        """Print a line, above the progress bar."""
+        """Print `text` as a line, after removing the progress bar, which the next step draws again below it."""
         self._clear()
         self._lines.write(text + "\n")
         self._lines.flush()
 
     def on_log(self, training: Training, line: Line) -> None:
-        """Print the line of a logged step, or on a terminal keep its loss for the progress bar."""
+        """Print the line of a logged step; on a terminal only remember its loss for the progress bar."""
         self._loss = f"  loss {line['loss']:.4g}"
         if not self._live:
             self.say(logged(line, training.total_steps))

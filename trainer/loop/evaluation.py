@@ -64,7 +64,10 @@ class RankBatches:
         return iter(()) if self._data is None else islice(self._data.batches(), self._most)
 
     def filler(self) -> Batch:
-        """Return the first batch, counted as 0 samples, for a rank that has none but must run forward passes."""
+        """Return the data's first batch with its `samples` set to 0, so that it does not count.
+
+        A rank that has no batch left runs it if other ranks need it in their forward passes.
+        """
         return replace(next(self._open_any().batches()), samples=0)
 
     def close(self) -> None:
@@ -74,7 +77,10 @@ class RankBatches:
 
 
 def _own_indices(length: int, samples: int, world: World) -> list[int]:
-    """Return the indices of this rank's samples: those of every `world.dp_size`-th batch."""
+    """Return the indices of this rank's samples: those of every `world.dp_size`-th batch.
+
+    `length` is the number of all samples, and `samples` that of one batch.
+    """
     firsts = range(world.dp_rank * samples, length, world.dp_size * samples)
     return [index for first in firsts for index in range(first, min(first + samples, length))]
 
@@ -102,9 +108,10 @@ class Evaluation:
         self._weights = average.in_place if average is not None else nullcontext
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
-        """Return `val_loss` or `test_loss` and the user's metrics, the same on all ranks.
+        """Return by name the mean loss and metrics over all samples, the same on all ranks, which all call it.
 
-        `after_batch` is called after each batch.
+        Names begin with the prefix of this evaluation, such as `val_loss` and `val_accuracy`. `after_batch` is called
+        after each batch.
         """
         with self._weights(), self._without_trace():
             sums, objects = self._sums_over(self._with_fillers(self._shares.batches()), after_batch)
@@ -114,7 +121,7 @@ class Evaluation:
     def predict(self, answer: Callable[[nn.Module, Any], Any], after_batch: Callable[[], None]) -> list[Any]:
         """Return `answer(model, batch)` for each batch, in the order of the data, the same on all ranks.
 
-        `after_batch` is called after each batch.
+        All ranks call it. Tensors in the results are on the CPU. `after_batch` is called after each batch.
         """
         mine: list[Any] = []
         with self._weights(), self._without_trace():
@@ -128,9 +135,9 @@ class Evaluation:
         return [some[number] for number in range(len(of_each[0])) for some in of_each if number < len(some)]
 
     def names(self) -> list[str] | None:
-        """Return the names of the values that `run` returns, or None for a stream; one batch is evaluated for that.
+        """Evaluate one batch and return the names of the values that `run` would return; all ranks call it.
 
-        A batch read from a stream would be lost.
+        Returns None for a stream, as a batch that is read from it would be lost.
         """
         if self._shares.are_of_a_stream:
             return None
@@ -177,7 +184,10 @@ class Evaluation:
         return sums, objects
 
     def _values(self, data: Any, samples: int) -> Mapping[str, Sum | tuple[Any, ...]]:
-        """Call the loss and metrics functions with one batch of `samples` samples, and return their values by name."""
+        """Call the loss and metrics functions with one batch of `samples` samples, and return their values by name.
+
+        A value is a number, a pair of sum and count, or a metric object with its arguments.
+        """
         functions: list[Callable[[nn.Module, Any], Any]] = []
         if self._loss is not None:
             functions.append(partial(_losses, self._loss, samples))
@@ -193,7 +203,7 @@ class Evaluation:
         return found
 
     def _sum_of(self, name: str, value: Sum, samples: int) -> tuple[Any, Any]:
-        """Return (sum, count) of a value that a metrics function returned for a batch of so many samples.
+        """Return (sum, count) of a value that a metrics function returned for a batch of `samples` samples.
 
         Raises TrainerError, with the value's `name`, if it is not a number.
         """
@@ -206,7 +216,11 @@ class Evaluation:
         return sum_of(value, samples, floats_are_sums=sums)
 
     def _with_fillers(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches; if ranks communicate in forward passes, then fillers until no rank has a batch left."""
+        """Yield this rank's batches, and if weights are sharded, then fillers until no rank has a batch left.
+
+        A filler is a batch that does not count. Ranks with sharded weights communicate in each forward pass, so all
+        have to run equally many.
+        """
         if not self._strategy.is_sharded:
             yield from batches
             return
@@ -227,14 +241,14 @@ class SeveralEvaluations:
         self._each = each
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
-        """Run each evaluation and return all metrics in one dictionary, equal on all ranks.
+        """Run each evaluation and return all their values in one dictionary, the same on all ranks.
 
-        `after_batch` is called after each batch.
+        Names begin with the prefix of their data set. `after_batch` is called after each batch.
         """
         return {name: value for one in self._each for name, value in one.run(after_batch).items()}
 
     def names(self) -> list[str] | None:
-        """Return the names of the values, or None if one of the data sets is a stream."""
+        """Evaluate one batch of each set; return the names of all values, or None if one of the sets is a stream."""
         found = [one.names() for one in self._each]
         return None if None in found else [name for names in found for name in names or ()]
 
@@ -245,9 +259,10 @@ class SeveralEvaluations:
 
 
 def answer_alone(model: nn.Module, batch: Any) -> Any:
-    """Return the model's output for a batch, of which a tuple or list has the input first and labels after it.
+    """Return the model's output for a batch.
 
-    A mapping is passed as keyword arguments, anything else as it is.
+    A mapping is passed as keyword arguments. Of a tuple or list only the first item is passed: the input, which labels
+    follow. Anything else is passed as it is.
     """
     if isinstance(batch, Mapping):
         return model(**batch)

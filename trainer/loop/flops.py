@@ -27,9 +27,9 @@ _PEAKS = (
 
 
 def peak_tflops(device: str, precision: str) -> float | None:
-    """Return the peak of a device in 10**12 operations per second, by its name; None if it is not known.
+    """Return a device's peak in 10**12 operations per second, or None if it is not in the table.
 
-    `precision` is that of the training.
+    `device` is the name of the device, such as `NVIDIA H100 80GB HBM3`, and `precision` that of the training.
     """
     column = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 3}[precision]
     parts = device.split()
@@ -37,9 +37,9 @@ def peak_tflops(device: str, precision: str) -> float | None:
 
 
 def _is_in(name: str, device: str, parts: list[str]) -> bool:
-    """Return whether `name` is one of the parts of a device's name, or begins one (`A100-SXM4-80GB`).
+    """Return whether the table's `name` is in a device's name, as whole words or before a hyphen.
 
-    `T4` is not in `T400`.
+    `parts` are the words of the device's name, `device`. `A100` is in `A100-SXM4-80GB`, but `T4` is not in `T400`.
     """
     return any(part == name or part.startswith(f"{name}-") for part in parts) or f" {name} " in f" {device} "
 
@@ -52,7 +52,10 @@ class Flops:
     peak_per_s: float | None = None
 
     def in_line(self, samples_per_s: float) -> dict[str, float]:
-        """Return `flops_per_s`, and `mfu` if the peak is known, for a line of metrics."""
+        """Return `flops_per_s`, and `mfu` if the peak is known, for a line of metrics.
+
+        `samples_per_s` is the number of samples per second of all ranks together.
+        """
         done = self.per_sample * samples_per_s
         return {"flops_per_s": done, **({} if self.peak_per_s is None else {"mfu": done / self.peak_per_s})}
 

@@ -7,7 +7,7 @@ from trainer.loop.progress import Training
 
 
 class Collecting(Callback):
-    """A callback that collects garbage every so many steps, instead of whenever Python would.
+    """A callback that collects garbage after every `every` steps, instead of whenever Python would.
 
     Objects that exist before the first step are not examined again.
     """
@@ -24,12 +24,12 @@ class Collecting(Callback):
         gc.disable()
 
     def on_step(self, training: Training) -> None:
-        """Collect garbage if this step is one of those to collect after."""
+        """Collect garbage if the number of this step is a multiple of `every`."""
         if training.progress.step % self._every == 0:
             gc.collect()
 
     def on_end(self, training: Training) -> None:  # noqa: ARG002 - a hook
-        """Undo what `on_start` did."""
+        """End the exemption of objects, and turn automatic collection on again if it was on before `on_start`."""
         gc.unfreeze()
         if self._was_on:
             gc.enable()

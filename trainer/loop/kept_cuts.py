@@ -42,14 +42,17 @@ _file = msgspec.json.Decoder(_File)
 
 
 class KeptCuts:
-    """Finds and saves the cut of a training: that of its newest checkpoint, else the one first measured."""
+    """Finds and saves how one training's model is cut: as in its newest checkpoint, else as first measured."""
 
     def __init__(self, folder: Path, world: World, measure: Callable[[], Sample] | None) -> None:
         """Take `measure` to get a sample, or None if the model is only evaluated and its cut does not matter."""
         self._folder, self._world, self._measure = folder, world, measure
 
     def kept(self) -> list[Kept]:
-        """Return the saved cuts on the ranks' disks, preferred ones first; all ranks call it and get the same."""
+        """Return the saved cuts, those of the newest checkpoints first, then those in files; the same on all ranks.
+
+        All ranks call it: each reads the newest checkpoint and the file on its own disk.
+        """
         cuts_of_ranks = gathered((self._cut_of_checkpoint(), self._cut_in_file()), self._world)
         checkpoints = sorted((one for one, _ in cuts_of_ranks if one is not None), key=lambda one: -one[0])
         files = [one for _, one in cuts_of_ranks if one is not None]
@@ -58,7 +61,7 @@ class KeptCuts:
         return [with_times.get(tuple(one.begins), one) for one in noted] + files
 
     def sample(self) -> Sample | None:
-        """Return a micro-batch to measure the stages with, or None if nothing has to be measured."""
+        """Return a part of a batch to measure the stages with, or None if the model is only evaluated."""
         return None if self._measure is None else self._measure()
 
     def keep(self, cut: Cut) -> None:
@@ -72,7 +75,10 @@ class KeptCuts:
         sync_folder(self._folder)
 
     def _cut_of_checkpoint(self) -> tuple[int, list[str]] | None:
-        """Return the newest checkpoint's step and the layers that begin its stages, or None if it has no cut."""
+        """Return (step, layers that begin stages) of the newest undamaged checkpoint.
+
+        Returns None if there is none, or if it has no cut.
+        """
         for entry in reversed(catalog.entries(self._folder)):
             manifest = _manifest(entry) if entry.kind == "step" else None
             if manifest is not None:
@@ -102,9 +108,9 @@ def _manifest(entry: catalog.Entry) -> Manifest | None:
 
 
 def first_sample(settings: Settings, world: World, loss: LossFunction, data: TrainData) -> Sample:
-    """Return one rank's micro-batch of the first batch, to measure stages with; all ranks call it.
+    """Return the first part of this rank's first micro-batch, as a pipeline would divide it, to measure stages with.
 
-    The data's position stays unchanged.
+    All ranks call it. The data's position stays unchanged. Raises TrainerError if the data is empty.
     """
     place = data.state_dict()
     batches = data.epoch_batches()

@@ -37,11 +37,14 @@ class LaunchMessages:
             self._control = Control(path)
 
     def wait(self, within_s: float) -> RejoinMessage | None:
-        """Wait `within_s` seconds for a message and return the newest; None if none comes or no pipe is open."""
+        """Wait up to `within_s` seconds for a message; return the newest, or None if none came or no pipe is open."""
         return None if self._control is None else self._control.wait(within_s)
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable once a message has come that cannot wait; -1 if there is no pipe."""
+        """Return the descriptor that is readable once a message has come for which the step must be left at once.
+
+        Returns -1 if no pipe is open.
+        """
         return -1 if self._control is None else self._control.fileno()
 
     @property
@@ -54,8 +57,8 @@ class LaunchMessages:
     ) -> None:
         """Start a thread that cuts the connections to other ranks when a message comes, so that operations fail.
 
-        If a node only fell silent, no operation would fail by itself. With `parameters`, forward and backward passes
-        over them raise an error too, except while `unless` returns True. `unwatch` ends the thread.
+        That is needed if a node only fell silent, as then no operation would fail by itself. With `parameters`, forward
+        and backward passes over them raise an error too, except while `unless` returns True. `unwatch` ends the thread.
         """
 
         def check() -> None:
@@ -69,7 +72,7 @@ class LaunchMessages:
             self._lookout = group_connections.cut_on(self._control.fileno(), self.leave_passes)
 
     def leave_passes(self) -> None:
-        """Make the forward or backward pass that is running raise an error.
+        """Make the forward or backward pass that the training's thread is in raise an error.
 
         The watching thread calls it, as the training's thread may be blocked.
         """
@@ -85,10 +88,10 @@ class LaunchMessages:
 
 
 class Passes:
-    """The forward and backward passes of the current thread over these parameters, which `leave` ends.
+    """Forward and backward passes over `parameters` in the thread that makes this object; `leave` makes them end early.
 
-    `check` is called in them and raises the error. After another rank is lost, passes would fail by themselves only
-    when gradients are reduced: with DDP at the end.
+    Then `check` is called in them, and raises the error. Without that, passes would fail after the loss of another rank
+    only when gradients are reduced: with DDP at the end.
     """
 
     def __init__(self, check: Callable[[], None], parameters: Iterable[nn.Parameter]) -> None:
@@ -98,8 +101,8 @@ class Passes:
     def leave(self) -> None:
         """Call `check` from now on before each module's forward pass and when some parameters get gradients.
 
-        Another thread calls this in the middle of a pass; before that it costs nothing. Modules get no hook if
-        something was compiled, as it would be compiled again with the hook in it.
+        Another thread calls this in the middle of a pass. Hooks are added only here, so training without it costs
+        nothing. Modules get no hook if something was compiled, as it would be compiled again with the hook in it.
         """
         if self._hooks:
             return

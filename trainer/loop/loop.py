@@ -200,7 +200,7 @@ class Loop:
         return False
 
     def _micro_batch(self, batch: Batch) -> None:
-        """Run the forward and backward pass of one micro-batch."""
+        """Run the forward and backward pass of one micro-batch, and add its loss to those of the step."""
         if self.piped is not None:
             self._through_stages(self.piped, batch)
             return
@@ -352,13 +352,17 @@ class Loop:
         )
 
     def _check_time_limit(self) -> None:
-        """Set `out_of_time` if `max_time_s` has passed on some rank; in some steps all ranks vote on it."""
+        """Set `out_of_time` if `max_time_s` has passed on some rank.
+
+        All ranks call it after each step. They vote only after those steps in which a vote is due, about ten times a
+        second.
+        """
         limit = self.training.settings.max_time_s
         if limit is not None and self.late.due(self.progress.step):
             [self.out_of_time] = self.late.vote(self.progress.step, [self.progress.seconds >= limit])
 
     def _validation_is_due(self) -> bool:
-        """Return whether to validate after the current step: by `validate_every`, or as the training is over."""
+        """Return whether to validate after this step: as `validate_every` says, or because the training is over."""
         every, step = self.training.settings.validate_every, self.progress.step
         return (isinstance(every, int) and step % every == 0) or self._is_over()
 
@@ -420,9 +424,10 @@ class Loop:
         self._refuse_to_continue()
 
     def _losses_of_step(self, seconds: Mapping[str, float]) -> tuple[dict[str, float], list[list[float]]]:
-        """Return the step's mean losses, and for each rank its own seconds and memory; all ranks call it.
+        """Return the step's mean losses by name, and for each rank a list of two numbers; all ranks call it.
 
-        `seconds` are this rank's, by phase.
+        These are the seconds in which the rank waited for no other, and its peak memory in GB. `seconds` are this
+        rank's, by phase.
         """
         world, settings = self.training.world, self.training.settings
         meets = self.strategy.is_sharded or settings.sync_batchnorm or self.own_step is not None
@@ -438,7 +443,10 @@ class Loop:
         return {**({"skipped": total} if total else {}), **({"spikes": spikes} if spikes else {})}
 
     def _refuse_to_continue(self) -> None:
-        """Raise NotFinite if too many steps in a row were left out because they were not finite."""
+        """Raise NotFinite if `skip_limit` steps in a row were left out because a loss or gradient was not finite.
+
+        With fp16, 16 more are allowed, in which its loss scale becomes small enough.
+        """
         settings, last = self.training.settings, self.progress.step
         _, in_a_row = self.strategy.skips.read()
         # fp16 begins with a scale that is meant to be too large, and halves it until it is not.

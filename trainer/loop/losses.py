@@ -84,7 +84,10 @@ def _checked(answer: Answer) -> Answer:
 
 
 def refuse_no_number(what: str, value: Any) -> None:
-    """Raise TrainerError for a value that is neither one number nor a sum and a count of one number each."""
+    """Raise TrainerError for a value that is neither one number nor a sum and a count of one number each.
+
+    `what` names the value in the error message.
+    """
     pair = isinstance(value, tuple) and len(value) == 2
     for one in value if pair else (value,):
         if not (isinstance(one, Real) or (isinstance(one, Tensor) and one.numel() == 1)):
@@ -95,7 +98,7 @@ def refuse_no_number(what: str, value: Any) -> None:
 
 
 def by_name(given: Any) -> Mapping[str, Any]:
-    """Return the values of a metrics function. Raises TrainerError unless it returned a dict."""
+    """Return unchanged what a metrics function returned: values by name. Raises TrainerError unless it is a mapping."""
     if not isinstance(given, Mapping):
         raise TrainerError(
             f"metrics: expected a dict of values by name, got {described(given)}\nhint: return {{'accuracy': value}}"
@@ -139,12 +142,12 @@ class StepLosses:
     def noted(self) -> tuple[tuple[str, ...], list[float]]:
         """Return the losses' names, and a flat list with sum and count of each, for every micro-batch added.
 
-        It is what a rank state saves; `put_back` restores it.
+        `put_back` restores the step's losses from both, if training continues after a lost rank.
         """
         return self._names, read([one for sums in self._sums for pair in sums.values() for one in pair])
 
     def put_back(self, names: Sequence[str], numbers: Sequence[float], others: Sequence[Sequence[float]] = ()) -> None:
-        """Restore the names and numbers that `noted` returned; `others` are those of ranks that are gone."""
+        """Restore the names and numbers that `noted` returned; `others` are the numbers of ranks that are gone."""
         self._names, width = tuple(names), 2 * len(names)
         tensors = [torch.tensor(number, dtype=torch.float64) for number in numbers]
         batches = [tensors[place : place + width] for place in range(0, len(tensors), width or 1)]
@@ -185,8 +188,9 @@ def _added_up(numbers: Sequence[float], width: int) -> list[float]:
 class StepCount:
     """Sums, over a step and all ranks, the counts that a loss function returns with its loss, such as tokens.
 
-    The count is known only after the last micro-batch of all ranks. Until then gradients are those of the sum over the
-    step's samples, which is about as large, and then they are multiplied once.
+    The whole count is known only after the last micro-batch of all ranks. Until then losses are divided by the step's
+    samples in place of the count, so that gradients have about the right size. Then gradients are multiplied once by
+    `factor`.
     """
 
     def __init__(self, world: World) -> None:
@@ -194,7 +198,7 @@ class StepCount:
         self._count: Tensor | None = None
 
     def weighted(self, answer: Answer, batch: Batch) -> Tensor:
-        """Add the count of the answer, that of a micro-batch, and return the loss to call `backward` on."""
+        """Add the count of a micro-batch's `answer`, and return its loss, scaled for `backward`."""
         self.add(answer, batch)
         return self.share_of(answer, batch)
 
@@ -231,10 +235,11 @@ class StepCount:
 
 
 def own_loss(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the model's own loss, which the Trainer uses when given no `loss`.
+    """Return the loss that the model itself computes for a batch, as a mean, or as a pair of sum and count.
 
-    Such a loss is a mean over the labels that are not -100. Where each token has a label they are counted, so that
-    accumulation, ranks and validation weigh each token alike.
+    The Trainer uses it when given no `loss`. It is a pair if each token has a label: the count is that of labels other
+    than -100, so that accumulation, ranks and validation weigh each token alike. Raises TrainerError if the batch is no
+    mapping or the model returns no loss.
     """
     if not isinstance(batch, Mapping):
         raise TrainerError(

@@ -96,7 +96,7 @@ def _ratio(rate: float | Tensor, first: float | Tensor) -> float:
 def put_back(
     module: nn.Module, optimizer: Optimizer, scaler: GradScaler | None, data: Kept, device: torch.device
 ) -> Iterator[None]:
-    """Restore model, optimizer, scaler, the data's position and the generators at the end of the context."""
+    """Restore model, optimizer, scaler, the data's position and the random generators at the end of the context."""
     tensors = [*filter(has_values, module.parameters()), *module.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
     gradients = [None if one.grad is None else one.grad.clone() for one in module.parameters()]
@@ -129,7 +129,7 @@ def _with_inner(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def _copy_of(optimizer: Optimizer) -> tuple[dict[Tensor, Any], list[dict[str, Any]]]:
-    """Return copies of an optimizer's states and of its groups' options."""
+    """Return copies of an optimizer's state of each parameter, and of the options of each parameter group."""
     states = {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()}
     groups = [
         {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}

@@ -80,26 +80,29 @@ def _check(name: str, metric: Any) -> None:
 
 
 def _metrics_inside(metric: Any) -> dict[str, Any]:
-    """Return the metric and the metrics that it is composed of, as in `1 - metric`."""
+    """Return by module name the metric itself ("") and the metrics that it is composed of, as in `1 - metric`."""
     found = dict(metric.named_modules()) if isinstance(metric, nn.Module) else {}
     found = {name: part for name, part in found.items() if not isinstance(part, nn.ModuleDict)}  # no collections
     return {name: part for name, part in found.items() if hasattr(part, "metric_state")}
 
 
 def _reset(metric: Any) -> None:
-    """Reset the metric and its parts, as not every metric resets those."""
+    """Reset the metric and the metrics inside it, as not every metric resets those."""
     metric.reset()
     for part in _metrics_inside(metric).values():
         part.reset()
 
 
 def _states(metric: Any) -> States:
-    """Return copies of the states of a metric and its parts, on the CPU."""
+    """Return copies on the CPU of the states of a metric and the metrics inside it.
+
+    They are by the metric's module name ("" for itself), then by the name of its attribute.
+    """
     return {name: _state(part) for name, part in _metrics_inside(metric).items()}
 
 
 def _state(part: Any) -> State:
-    """Return a copy of one metric's state, on the CPU."""
+    """Return a copy of one metric's state on the CPU: its tensors, or lists of tensors, by attribute name."""
     return {key: _on_the_host(value) for key, value in part.metric_state.items()}
 
 
@@ -109,7 +112,7 @@ def _on_the_host(value: Any) -> Any:
 
 
 def _computed(metric: Any, of_ranks: list[States]) -> Any:
-    """Return the metric's value, computed from the states of all ranks."""
+    """Return the metric's value, computed from its states on all ranks (`of_ranks`)."""
     _reset(metric)
     metric.to("cpu")
     parts = _metrics_inside(metric)

@@ -69,7 +69,7 @@ class JsonLines(Callback):
         self.on_end(training)
 
     def on_trace(self, training: Training, found: Mapping[str, float]) -> None:
-        """Append a line with the summary of a trace."""
+        """Append a line with the summary of a profiler trace: `found` has the times and counts by name."""
         self._write({"step": training.step, "traced": dict(found)})
 
     def on_end(self, _training: Training) -> None:
@@ -79,7 +79,7 @@ class JsonLines(Callback):
             self._fd = None
 
     def _open(self) -> None:
-        """Open the file to append; end a line that a kill has cut short."""
+        """Open the file to append; if its last line was cut short by a kill, end that line first."""
         self._folder.mkdir(parents=True, exist_ok=True)
         name = of_attempt(self._launched.attempt) if self._launched.disks_apart else FILE
         self._fd = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -42,16 +42,16 @@ class EarlyStopping(Callback):
         self.bad = 0
 
     def on_start(self, training: Training) -> None:
-        """End the training at once if the bad validations counted in the checkpoint have used up `patience`."""
+        """End the training at once if the loaded state counts `patience` or more validations without a better value."""
         self._end_if_due(training)  # again: `patience` may have changed since
 
     def on_validation(self, training: Training, values: Values) -> None:
-        """Count validations in a row without a better value, and end the training if they are too many."""
+        """Count validations in a row without a better value, and end the training once there are `patience` of them."""
         self.bad = 0 if self.best.take(monitored(values, self.monitor)) else self.bad + 1
         self._end_if_due(training)
 
     def _end_if_due(self, training: Training) -> None:
-        """End the training if `patience` is used up."""
+        """End the training if `patience` validations in a row had no better value."""
         if self.bad >= self.patience:
             training.end(f"early stopping: {self.bad} validations without a better {self.monitor}", stays=False)
 

@@ -1,4 +1,7 @@
-"""Measure how the time of a step is divided over its phases, without waiting for the GPU."""
+"""Measure how the time of a step is divided over its phases, without waiting for the GPU.
+
+`Spent` is a pair: the seconds by phase, and the seconds that passed by the clock, both without validation.
+"""
 
 import time
 from collections import defaultdict
@@ -19,14 +22,14 @@ class Phases(Protocol):
         """Add the time since the last lap to `phase`."""
 
     def take(self) -> Spent:
-        """Return the seconds per phase, and those that passed without validation, since the last call.
+        """Return the time spent since the last call, and count from 0 again.
 
-        On a GPU phases overlap (data is fetched while it computes), so the sum of phases is larger than the seconds
-        that passed.
+        The result is (seconds by phase, seconds passed by the clock), both without validation. On a GPU phases overlap
+        (data is fetched while it computes), so the sum of phases may be larger than the seconds that passed.
         """
 
     def so_far(self) -> Spent:
-        """Return what `take` would return now, by the host's clock alone, and continue counting."""
+        """Return the pair that `take` would return now, by the host's clock alone, and continue counting."""
 
     def go_on_from(self, spent: Spent) -> None:
         """Continue counting as if the seconds in `spent` had passed before."""
@@ -47,14 +50,17 @@ class HostPhases:
         self._last = now
 
     def take(self) -> Spent:
-        """Return the seconds per phase, and those that passed without validation, since the last call."""
+        """Return the time spent since the last call, and count from 0 again.
+
+        The result is (seconds by phase, seconds passed by the clock), both without validation.
+        """
         now, seconds, self._seconds = self._clock(), self._seconds, defaultdict(float)
         passed, self._taken = now - self._taken, now
         passed -= seconds.pop(VALIDATION, 0.0)
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
-        """Return what `take` would return now, and continue counting."""
+        """Return the pair that `take` would return now, and continue counting."""
         seconds = dict(self._seconds)
         return seconds, self._clock() - self._taken - seconds.pop(VALIDATION, 0.0)
 
@@ -88,9 +94,10 @@ class DevicePhases:
         self._marks.append((phase, self._mark()))
 
     def take(self) -> Spent:
-        """Return the seconds per phase, and those that passed without validation, since the last call.
+        """Return the time spent since the last call, and count from 0 again.
 
-        It waits for the GPU to reach the last mark.
+        The result is (seconds by phase, seconds passed by the clock), both without validation. It waits for the GPU to
+        reach the last mark.
         """
         if self._marks:
             self._marks[-1][1].synchronize()
@@ -109,7 +116,7 @@ class DevicePhases:
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
-        """Return what `take` would return now, by the host's clock alone, and continue counting."""
+        """Return the pair that `take` would return now, by the host's clock alone, and continue counting."""
         seconds, passed = self._host.so_far()
         return {
             phase: seconds.get(phase, 0.0) + self._before.get(phase, 0.0) for phase in seconds | self._before
@@ -133,6 +140,6 @@ def phases_on(device: torch.device) -> Phases:
 
 
 def _in_order(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds in the usual order of phases."""
+    """Return the seconds in the order in which a step has its phases; other names come last."""
     order = {phase: place for place, phase in enumerate(PHASES)}
     return dict(sorted(seconds.items(), key=lambda item: order.get(item[0], len(order))))

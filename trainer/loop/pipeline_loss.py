@@ -94,7 +94,7 @@ class _Shape:
 
 
 class Piped:
-    """Runs batches through a pipeline for a user's loss and metrics functions."""
+    """Runs batches through a pipeline for a user's loss and metrics functions; all its ranks make the same calls."""
 
     def __init__(self, pipeline: "Pipeline") -> None:
         self._pipeline = pipeline
@@ -128,7 +128,7 @@ class Piped:
         return answer
 
     def ask(self, functions: Sequence[Function], data: Any) -> dict[str, Any]:
-        """Return the named values of functions for a batch, without gradients, the same on all ranks.
+        """Return the values of all functions for a batch in one dict by name, without gradients, the same on all ranks.
 
         Functions that call the model with the same tensor share one forward pass.
         """
@@ -185,9 +185,10 @@ class Piped:
         return _model_input(function, data, self._pipeline.casting, self._device, training=training)
 
     def _merged_answer(self, answers: list[Answer], *, known: bool) -> Answer:
-        """Return on all ranks one answer, merged from those for the parts of a batch, which only the last stage has.
+        """Return on all ranks one answer, merged from `answers`, those for the parts of a batch.
 
-        Without `known`, the answer has only the count, and nothing is sent if there is none.
+        Only the last stage has them; other stages pass an empty list. Without `known`, the answer has only the count,
+        and nothing is sent if there is none.
         """
         pipeline = self._pipeline
         if self._shape is None:
@@ -261,7 +262,7 @@ def sample_of(loss: LossFunction, data: Any, settings: Settings, world: World) -
 
 
 def _shape_of(answer: Answer) -> _Shape:
-    """Return the names of an answer's values; with a count, means are treated as sums with that count."""
+    """Return the form of an answer; if it has a count, each of its values is noted as a sum and a count."""
     counts = answer.count is not None
     return _Shape(
         counts,

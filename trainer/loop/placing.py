@@ -8,7 +8,10 @@ from torch import Tensor
 
 
 def placed(data: Any, device: torch.device, move: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """Return the data with every tensor moved to the device, by `move` if it is given."""
+    """Return the data, nested as before, with every tensor moved to the device, by `move` if it is given.
+
+    Objects of other types are moved by their method `to`, or stay as they are if they have none.
+    """
     if isinstance(data, Tensor):
         return data.to(device, non_blocking=True) if move is None else move(data)
     if isinstance(data, Mapping):

@@ -58,7 +58,11 @@ def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str
 
 
 def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
-    """Send or receive whole weights, if each rank has the whole model; return the values of the loop's fields."""
+    """Bring each rank's whole model to the agreed step: ranks that lack it receive it, others restore a snapshot.
+
+    Returns the values of the Loop's fields as of that step, by field name. All ranks call it; it is for strategies in
+    which each rank has the whole model.
+    """
     world, subjects = loop.training.world, loop.checkpointer.subjects
     if world.rank in agreed.receivers:
         snapshots.snapshot = None  # until it has all of it
@@ -79,9 +83,9 @@ def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> di
 
 
 def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
-    """Restore this rank's shards in the rebuilt model, from its own memory or another rank's.
+    """Restore this rank's shards as of the agreed step in the rebuilt model, from its own memory or another rank's.
 
-    Returns the values of the loop's fields as of that step.
+    Returns the values of the Loop's fields as of that step, by field name. All ranks call it.
     """
     world = loop.training.world
     for sender in dict.fromkeys(one for one, _ in agreed.shards_sent):
@@ -100,7 +104,8 @@ def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[
 def _send_copied_states(loop: Loop, snapshots: StepSnapshots, agreed: Agreement, start: str) -> None:
     """Send each state that was lost with a node from the rank that keeps a copy to the rank it belongs to.
 
-    All ranks call it. `start` names, by attempt and generation, the launch of the ranks that saved the state.
+    All ranks call it. `agreed` has the step and these pairs of ranks. `start` names, by attempt and generation, the
+    launch of the ranks that saved the state.
     """
     world = loop.training.world
     for holder, rank in agreed.copies_sent:
@@ -114,7 +119,10 @@ def _send_copied_states(loop: Loop, snapshots: StepSnapshots, agreed: Agreement,
 
 
 def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str, Any]) -> None:
-    """Restore the loop's fields from `values`, and this rank's own state of `step` from `snapshots`."""
+    """Set the Loop's fields to `values`, by field name, and restore this rank's own state of `step` from `snapshots`.
+
+    The own state is its buffers, summed losses and random generators. Raises DistBackendError if it is gone.
+    """
     state = snapshots.rank_states.read(step) if snapshots.rank_states is not None else None
     if state is None:
         raise cannot(f"the saved state of step {step} is gone")
@@ -132,7 +140,7 @@ def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str,
 
 
 def _put_buffers_back(loop: Loop, state: RankState) -> None:
-    """Restore the model's buffers: this rank's own, or rank 0's if all ranks share them."""
+    """Restore the model's buffers from `state`, or from rank 0's state if all ranks have the same buffers."""
     buffers = loop.strategy.buffers
     if not buffers or (loop.strategy.is_sharded and not state.resized):  # each rank has kept its own
         put_bytes(state.buffers, buffers)
@@ -149,7 +157,7 @@ def _put_back_losses(loop: Loop, state: RankState) -> None:
 
 
 def reseed_generators(loop: Loop) -> None:
-    """Seed the random generators at the end of a step, as loading its checkpoint on other ranks does."""
+    """Seed the random generators as a start on other ranks from this step's checkpoint does."""
     world, step = loop.training.world, loop.progress.step
     seed_all(loop.training.settings.seed, world.dp_rank)
     if step:

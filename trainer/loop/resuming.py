@@ -62,7 +62,11 @@ class Given:
         return dict(self._now)
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """Compare with a checkpoint's settings, list `changes`, and take over the values that are kept."""
+        """List in `changes` where a checkpoint's settings differ from the present ones.
+
+        The values of options of optimizers and schedules are then taken from the checkpoint, unless `hyperparameters`
+        is `given`.
+        """
         self.changes = []
         for name in sorted(self._now.keys() & state.keys()):
             was, now = state[name], self._now[name]
@@ -71,7 +75,10 @@ class Given:
                 self._now[name] = was if self._keeps(name) else now
 
     def _keeps(self, name: str) -> bool:
-        """Return whether the checkpoint's value of the setting `name` is used in place of the present one."""
+        """Return whether the checkpoint's value of the setting `name` is used in place of the present one.
+
+        That is so for options of optimizers and schedules, unless `hyperparameters` is `given`.
+        """
         return name.startswith(OF_CHECKPOINT) and not self._takes_new
 
     def _outcome(self, name: str) -> str:
@@ -82,7 +89,10 @@ class Given:
 
 
 def _constants_of(name: str, schedule: Schedule) -> Iterator[tuple[str, str]]:
-    """Yield name and text of the constants of an optimizer's groups and its schedule; `name` is the optimizer's."""
+    """Yield name and text of each option of an optimizer's parameter groups and each constant of its schedule.
+
+    `name` is the optimizer's; names begin with `optimizer` or `schedule` and it.
+    """
     for number, group in enumerate(schedule.groups):
         place = f"{name}[{number}]" if number else name
         yield from ((f"optimizer{place}.{key}", repr(group[key])) for key in group if key not in _HOW)
@@ -90,7 +100,10 @@ def _constants_of(name: str, schedule: Schedule) -> Iterator[tuple[str, str]]:
 
 
 def _constants(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments that a scheduler was made with, without its current position."""
+    """Yield name and value of the arguments that a scheduler was made with, without its current position.
+
+    `state` is the scheduler's state_dict().
+    """
     for key, value in state.items():
         if key == "_schedulers":  # of one made of several
             for number, inner in enumerate(value):

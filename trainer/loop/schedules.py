@@ -77,7 +77,7 @@ class Schedule:
             self._scheduler.step(monitored(values, monitor))
 
     def start_from(self, rate: float) -> None:
-        """Start the first parameter group from the learning rate `rate`, and others in their ratio to it."""
+        """Make the schedule again with the learning rate `rate` for the first group, others in their ratio to it."""
         first = self._before[0]["lr"]
         for before in self._before:
             before["lr"] = rate * (before["lr"] / first if first else 1.0)
@@ -204,7 +204,7 @@ class Schedules:
 
 
 def _saved_by_name(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the saved states by the optimizer's name, "" for an only optimizer."""
+    """Return the saved scheduler states by the optimizer's name; if there is only one optimizer, its name is ""."""
     several = bool(state) and all(isinstance(value, Mapping) for value in state.values())
     return state if several else {"": state}
 

@@ -14,12 +14,13 @@ from torch.utils._pytree import tree_flatten
 class _Pass:
     """One forward pass: its positional and named arguments (`given`), and its output.
 
-    `marks` are values that have changed if either was changed since.
+    `marks` are the marks (see `marks_of`) of both when the pass ended; marks that are computed again differ if a tensor
+    was changed since.
     """
 
     given: tuple[tuple[Any, ...], dict[str, Any]]
     output: Any
-    marks: list[list[Any]]  # of what was given, and of what came out: none of it has been changed since
+    marks: list[list[Any]]  # of `given`, and of `output`
 
     def is_of(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
         """Return whether `given` is this pass's input, and neither it nor the output was changed since."""

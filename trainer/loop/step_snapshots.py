@@ -83,12 +83,12 @@ class StepSnapshots:
 
     @property
     def resizes(self) -> bool:
-        """Whether the number of ranks may change and another rank has the same parameters as this one."""
+        """Whether another number of ranks may continue after a kill, and another rank has this one's parameters."""
         return self.may_resize and self.has_replica
 
     @property
     def may_resize(self) -> bool:
-        """Whether the ranks of a node have enough state to continue with another number of ranks.
+        """Whether another number of ranks may continue after a kill, as each node has all parameters.
 
         It is False unless the user asked for recovery in place, as a script may have used the number of ranks itself.
         """
@@ -98,12 +98,15 @@ class StepSnapshots:
     def goes_back(self) -> bool:
         """Whether all ranks load the newest checkpoint or snapshot after a kill, as no other rank has the lost shards.
 
-        Fewer ranks than before can do that too.
+        Then fewer ranks than before can continue too.
         """
         return self.loads and not self.has_replica  # it stays only once something was
 
     def find(self, loop: Loop) -> None:
-        """Open the states that the rank replaced by this one left in the node's memory, unless it has its own."""
+        """Open the states that the rank replaced by this one left in the node's memory.
+
+        Does nothing if this rank already has states.
+        """
         path = self._path(loop.training.world)
         if self.rank_states is None:
             self.rank_states = RankStateFile.from_files(path)
@@ -114,10 +117,10 @@ class StepSnapshots:
         return self.launched.rank_states_copied and self.has_replica
 
     def save_rank_state(self, loop: Loop, step: int, *, known: bool) -> bool:
-        """Save this rank's own state after that step; return False if there is no memory for it.
+        """Save this rank's own state after step `step`; return False if there is no memory for it.
 
-        If the state is copied to another node, the transfer begins. With `known` False nothing is saved, and the rank
-        with the copies receives an empty state.
+        If the state is copied to another node, the transfer begins. With `known` False this rank has no valid state:
+        nothing is saved, and the rank that keeps its copies receives an empty one.
         """
         data, fits = b"", True
         if self.rank_states is not None and known:
@@ -131,9 +134,9 @@ class StepSnapshots:
         return fits
 
     def await_copies(self) -> None:
-        """Wait until this rank's state is sent to its holder, and the state that it keeps for another rank has come.
+        """Wait until this rank's state is sent to the rank that keeps it, and the state that this rank keeps has come.
 
-        Raises RuntimeError if the other rank is gone.
+        Raises RuntimeError if either of the two other ranks is gone.
         """
         if self.copies is not None:
             self.copies.finish()
@@ -246,7 +249,7 @@ class StepSnapshots:
         self.source = None  # else all of the model would be kept
 
     def report(self, loop: Loop) -> RankReport:
-        """Return the steps of which this rank has state, by which reconnected ranks agree on a step."""
+        """Return the steps of which this rank has state; reconnected ranks agree on a step by these reports."""
         start, rank_states = (
             (self.rank_states.start, self.rank_states.steps()) if self.rank_states is not None else ("", ())
         )

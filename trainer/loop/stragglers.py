@@ -12,9 +12,10 @@ _MATTERS = 0.05  # of a step's time
 
 
 def own_seconds(seconds: Mapping[str, float], *, meets_in_forward: bool) -> float:
-    """Return the seconds of the phases in which a rank waits for no other rank; they show a slow rank.
+    """Return this rank's seconds in the phases in which a rank waits for no other rank; they show a slow rank.
 
-    With `meets_in_forward`, ranks wait for each other in the forward pass, which then does not count.
+    `seconds` are by phase. With `meets_in_forward`, ranks wait for each other in the forward pass, which then does not
+    count.
     """
     return sum(seconds.get(phase, 0.0) for phase in (("data",) if meets_in_forward else ("data", "forward")))
 
@@ -29,9 +30,10 @@ def peak_memory_gb(device: torch.device) -> float:
 
 
 def in_line(of_ranks: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return `memory_gb`, the most of any rank, and with several ranks `own_seconds` and `slowest_rank`.
+    """Return fields for a line of metrics: `memory_gb`, the most of any rank, and with several ranks two more.
 
-    `of_ranks` has a pair of own seconds and peak memory for each rank.
+    These are `own_seconds`, a dict of `least`, `median` and `most`, and `slowest_rank`. `of_ranks` has, for each rank,
+    a pair of the seconds in which it waited for no other and its peak memory in GB.
     """
     own = [seconds for seconds, _ in of_ranks]
     found: dict[str, Any] = {"memory_gb": max(memory for _, memory in of_ranks)}
@@ -44,7 +46,8 @@ def in_line(of_ranks: Sequence[Sequence[float]]) -> dict[str, Any]:
 class Stragglers:
     """Finds a rank for which all others wait, from one line of metrics after the other.
 
-    A rank is slow in a line if its own work takes a given factor longer than the median rank's.
+    A rank is slow in a line if its own work takes over `factor` times as long as the median rank's, and longer by over
+    5 % of a step.
     """
 
     def __init__(self, factor: float) -> None:
@@ -53,9 +56,9 @@ class Stragglers:
         self._reported: set[int] = set()
 
     def take(self, line: Mapping[str, Any], step_s: float) -> str:
-        """Return a message once a rank has been slow in several lines in a row, or ""; each rank is named only once.
+        """Return a message if a rank was slow in five lines in a row up to this one, else "".
 
-        `line` has the fields of `in_line`, and `step_s` is the duration of a step.
+        Each rank is named only once. `line` has the fields of `in_line`, and `step_s` is the duration of a step.
         """
         slow = self._slow_rank(line, step_s)
         self._lines = self._lines + 1 if slow == self._rank else 1

@@ -1,4 +1,7 @@
-"""Turn sums and counts into means, exact however many ranks share the samples."""
+"""Turn sums and counts into means, exact however many ranks share the samples.
+
+A `Count` is one number, also as a tensor. A `Sum` is one number, or a pair of sum and count.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -24,13 +27,13 @@ class Sums:
         self._counts: dict[str, list[Count]] = {}
 
     def add(self, name: str, found: tuple[Count, Count]) -> None:
-        """Add a batch's sum and the count that it is divided by."""
+        """Add a batch's `found` (a pair of a sum and the count that it is divided by) to the value called `name`."""
         total, count = found
         self._sums.setdefault(name, []).append(total)
         self._counts.setdefault(name, []).append(count)
 
     def terms(self) -> Terms:
-        """Return by name a pair: the sums of all batches, and their counts."""
+        """Return by name a pair: the list of the sums of all batches, and the list of their counts."""
         return {name: (read(sums), read(self._counts[name])) for name, sums in self._sums.items()}
 
 

@@ -227,12 +227,15 @@ class Survivor:
             self.member.world = replace(self.member.world, rejoined=False)
 
     def _log_refusal(self, loop: Loop, text: str) -> None:
-        """Log `text`, why the training cannot continue in place, unless that is only launch's default."""
+        """Log `text`, why the training cannot continue in place, if the user asked for recovery in place.
+
+        Nothing is logged if it is only launch's default.
+        """
         if not self.launched.in_place_by_default:
             loop.training.say(text)
 
     def _take_snapshot(self, loop: Loop, step_samples: int | None) -> None:
-        """Save the shared state; stop saving if the script's own state cannot be copied.
+        """Save the shared state; stop saving, and tell launch, if the script's own state cannot be copied.
 
         `step_samples` is the number of samples of the step, None before the first step.
         """
@@ -245,7 +248,7 @@ class Survivor:
             self.end(loop, f"the state of a step cannot be copied: {type(error).__name__}: {error}")
 
     def _save_rank_state(self, loop: Loop, step: int) -> None:
-        """Save the rank's own state of a step; stop saving if it does not fit in memory."""
+        """Save the rank's own state of step `step`; stop saving, and tell launch, if it does not fit in memory."""
         with self._pace.measuring():
             fits = self.snapshots.save_rank_state(loop, step, known=self.active)
         if not fits:
@@ -315,7 +318,10 @@ class Survivor:
 
     @property
     def _may_meet(self) -> bool:
-        """Whether this rank can meet the others again; during an update only if all ranks load saved state."""
+        """Whether this rank can meet the others again.
+
+        During an update it cannot, as its weights belong to no step, unless all ranks load saved state.
+        """
         return (self.active or self.arriving) and (not self.snapshots.updating or self.loads)
 
     def arrive(self, loop: Loop) -> int | None:
@@ -339,7 +345,10 @@ class Survivor:
         return step
 
     def go_on(self, loop: Loop) -> None:
-        """Continue training after everything has been restored."""
+        """Save the restored state as that of the newest step, and report that this rank can continue in place again.
+
+        Call it once everything has been restored; the loop then trains on.
+        """
         self.messages.open(self.launched.control)
         self._listen(loop)
         self.snapshots.continue_from(loop, self.step_samples)
@@ -389,13 +398,13 @@ def _is_about_lost_rank(error: Exception) -> bool:
 
 
 def _tells_of_loss(error: BaseException) -> bool:
-    """Return whether torch or gloo raises such an error when another rank is lost."""
+    """Return whether `error` itself is of a kind that torch or gloo raises when another rank is lost."""
     text, of_torch = str(error), isinstance(error, RuntimeError)
     return isinstance(error, dist.DistError) or (of_torch and (_OF_GLOO in text or _LOST in text))
 
 
 def _chain_of(error: BaseException) -> list[BaseException]:
-    """Return the error and all errors in whose handling it was raised."""
+    """Return the error, then the one in whose handling it was raised, and so on to the first."""
     chain, one = [error], error.__cause__ or error.__context__
     while one is not None and one not in chain:
         chain.append(one)

@@ -159,14 +159,17 @@ def _exposed(
 
 
 def _collective(call: Mapping[str, Any], shown: Sequence[Span], phase: str) -> Collective:
-    """Return a traced collective of this phase; `shown` are the spans in which it was exposed."""
+    """Return the Collective of a trace event (`call`) in this phase; `shown` are the spans in which it was exposed."""
     name = call["name"].removeprefix(_OF_CPU)
     begin, end = _span(call)
     return Collective(name, _sent(call.get("args", {})), end - begin, sum(b - a for a, b in shown), phase)
 
 
 def _middle(spans: Sequence[Span], call: Mapping[str, Any]) -> float:
-    """Return the time in the middle of the longest of the exposed `spans`, or of the collective if there is none."""
+    """Return the time in the middle of the longest of the spans in which a collective was exposed.
+
+    If there is none, it is the middle of the collective's own trace event (`call`).
+    """
     begin, end = max(spans, key=lambda one: one[1] - one[0], default=_span(call))
     return (begin + end) / 2
 
@@ -177,7 +180,7 @@ def _phase_at(laps: Sequence[tuple[float, str]], at: float) -> str:
 
 
 def _sent(args: Mapping[str, Any]) -> int:
-    """Return the bytes that a collective sends."""
+    """Return the bytes that a collective sends; `args` are the arguments in its trace event."""
     if "In msg nelems" in args:  # NCCL's
         return int(args["In msg nelems"]) * _SIZES.get(str(args.get("dtype", "")).lower(), 1)
     total = 0
@@ -271,7 +274,10 @@ def merged(ranks: Sequence[Traced], steps: int) -> dict[str, float]:
 
 
 def summary_of(found: Mapping[str, float]) -> str:
-    """Return a summary such as `a step of 0.62 s: 71 % forward and backward, 14 % communication in the open`."""
+    """Return a summary such as `a step of 0.62 s: 71 % forward and backward, 14 % communication in the open`.
+
+    `found` are the means that `merged` returned.
+    """
     whole = found["step"] or 1.0
     shares = [f"{found[name] / whole:.0%} {_LABELS[name]}" for name in _KINDS if round(found[name] / whole, 2)]
     sent = f" ({found['bytes'] / 1e6:.3g} MB in {found['messages']:.3g} messages)" if found["messages"] else ""
@@ -287,7 +293,10 @@ def _kind(phase: str) -> str:
 
 
 def _numbered(collectives: Iterable[Collective]) -> Iterable[tuple[int, Collective]]:
-    """Yield each collective after the count of equal ones before it, by which it is matched with other ranks'."""
+    """Yield (n, collective) for each: n equal ones, with the same name and bytes, came before it on this rank.
+
+    By n it is matched with the same collective on other ranks.
+    """
     seen: defaultdict[tuple[str, int], int] = defaultdict(int)
     for one in collectives:
         yield seen[one.name, one.sent], one

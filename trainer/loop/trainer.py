@@ -252,10 +252,10 @@ class Trainer:
             check_name(names or (), name)
 
     def validate(self, world: World | None = None) -> dict[str, float]:
-        """Return the values of the newest checkpoint, or of the model as it is, on the validation data.
+        """Return the values on the validation data by name, with the weights of the newest complete checkpoint.
 
-        The checkpoint folder is not changed, so the training may run at the same time. `world` is the ranks to use;
-        None: all that were started together.
+        Without a checkpoint, the model is validated as it is. The checkpoint folder is not changed, so the training may
+        run at the same time. `world` is the ranks to use; None: all that were started together.
         """
         with self._world(world) as here, self._loop(here) as loop:
             if loop.evaluation is None:
@@ -332,11 +332,12 @@ class Trainer:
         most_bytes_per_file: int | None = None, overwrite: bool = False, averaged: bool = True,
         world: World | None = None,
     ) -> Written:  # fmt: skip
-        """Write the weights of the newest complete checkpoint, with `best` of the best one, or of `step`.
+        """Write the weights of the newest complete checkpoint, with `best` of the best one, or of `step`, to `target`.
 
-        With `ema` these are averages, unless `averaged` is False. All ranks call it, and the first one writes. A folder
-        gets a Hugging Face model's configuration too. `dtype`, `most_bytes_per_file` and `overwrite` are those of
-        `trainer.export`; `world` is the ranks to use, None: all that were started together.
+        Returns a description of the export. With `ema` the weights are averages, unless `averaged` is False. All ranks
+        call it, and the first one writes. If `target` is a folder, a Hugging Face model's configuration is written too.
+        `dtype`, `most_bytes_per_file` and `overwrite` are those of `trainer.export`; `world` is the ranks to use, None:
+        all that were started together.
         """
         module = self._model if isinstance(self._model, nn.Module) else self._built.module if self._built else None
         # What a dev run has made takes the place of nothing.
@@ -477,8 +478,9 @@ class Trainer:
     def _strategy(self, world: World, cuts: KeptCuts | None, *, restored: bool) -> Strategy:
         """Return the strategy with its model; a given model is wrapped once, others are made by the function each time.
 
-        When ranks meet again, the strategy is kept if possible. With `restored`, the first weights will be replaced and
-        need not be drawn. `cuts` is the store of a pipeline's cut, if there is a pipeline.
+        The strategy of an earlier call is kept if its ranks have met again after a kill, or if the model was given and
+        the ranks are the same. With `restored`, the first weights will be replaced and need not be drawn. `cuts` is the
+        store of a pipeline's cut, if there is a pipeline.
         """
         settings, built = self.settings, self._built
         goes_on = built is not None and built.world is world and world.rejoined

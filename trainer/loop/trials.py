@@ -39,7 +39,7 @@ def trial_settings(settings: Settings) -> Settings:
 
 
 def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> Dataset[Any] | DataLoader[Any]:
-    """Return the data of the first batches with `overfit_batches`, else all data."""
+    """Return only the samples of the first `overfit_batches` batches, or all data if that setting is None."""
     if settings.overfit_batches is None:
         return data
     if is_loader(data):
@@ -56,9 +56,9 @@ def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> D
 
 
 def begin_dev_run(trainer: object, settings: Settings, world: World) -> None:
-    """Delete the checkpoint folder of a dev run, and again when `trainer` is deleted; else do nothing.
+    """Delete the checkpoint folder that an earlier dev run left, and have this one's deleted with the object `trainer`.
 
-    All ranks call it.
+    Without the setting `fast_dev_run` it does nothing. All ranks call it.
     """
     if settings.fast_dev_run is None or settings.checkpoint_dir is None:
         return

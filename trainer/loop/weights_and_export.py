@@ -22,9 +22,9 @@ _OF_HUGGING_FACE = ("config", "generation_config")
 
 
 def begin_with(start: StartFrom | None, loop: Loop) -> None:
-    """Load the weights that the user gave to begin with (`start`) into the model, which is wrapped by then.
+    """Load the weights that the user gave to begin with into the model, which is already wrapped for the strategy.
 
-    None does nothing.
+    `start` is a file or folder of weights, or a function that loads them into the model; None does nothing.
     """
     if start is None:
         return
@@ -43,7 +43,8 @@ def begin_average(loop: Loop) -> None:
 def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *, best: bool = False) -> None:
     """Load the newest complete checkpoint's weights, with `best` the best one's, or those of `step`.
 
-    If there is no checkpoint, load the weights given to begin with (`start`), if any.
+    If there is no checkpoint, load the weights given to begin with (`start`), if any. With EMA the averages are loaded
+    or begun as well.
     """
     folder, world, module = loop.checkpointer.folder, loop.training.world, loop.strategy.module
     if step is not None or best or call_on_first(world, lambda: bool(catalog.entries(folder))):
@@ -58,7 +59,9 @@ def export_checkpoint(
 ) -> Written:
     """Export the weights of the newest checkpoint, with `best` of the best one, or of `step`, on rank 0.
 
-    If `module` is a Hugging Face model, its configuration is written beside them. All ranks call it.
+    Returns a description of the export, the same on all ranks, which all call it. `shape` has the options of the
+    export: types, sizes of files, overwriting. If `module` is a Hugging Face model and `target` a folder, the model's
+    configuration is written into it.
     """
 
     def write() -> Written:
