@@ -14,9 +14,10 @@ _SMALLEST_SHARE = 0.02  # of the largest block; smaller ones are not worth a mes
 
 
 def blocks_of(module: nn.Module, wanted: Choice = ()) -> list[nn.Module]:
-    """Return the blocks that `wanted` names by pattern, class or rule; without it, those found in containers.
+    """Return the blocks that `wanted` chooses, or if it is empty those found in containers.
 
-    These are the children of Sequential, ModuleList and the like, without those much smaller than the largest.
+    `wanted` has names of classes and patterns of module names (`layers.*`), or is a rule `(name, module) -> bool`.
+    Containers are Sequential, ModuleList and the like; children much smaller than the largest are left out.
     """
     if wanted:
         return chosen(module, wanted)
@@ -38,7 +39,7 @@ def without_shared_parameters(module: nn.Module, blocks: Sequence[nn.Module]) ->
 def _owns_all(block: nn.Module, everywhere: Counter[int]) -> bool:
     """Return whether all uses of the block's parameters are inside it.
 
-    `everywhere` counts the uses of each parameter in the whole model.
+    `everywhere` counts, by the parameter's id, the uses of each parameter in the whole model.
     """
     here = Counter(id(parameter) for _, parameter in block.named_parameters(remove_duplicate=False))
     return all(everywhere[key] == count for key, count in here.items())
@@ -64,9 +65,11 @@ def _only_contains(module: nn.Module) -> bool:
 
 
 def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[nn.Module]:
-    """Return the modules that `wanted` names by pattern, class or rule, without modules inside of others.
+    """Return the modules that `wanted` chooses, without modules inside of others.
 
-    `setting` is the name of the setting, for the BadSettings that is raised if a pattern fits no module.
+    `wanted` has names of classes and patterns of module names (`layers.*`), or is a rule `(name, module) -> bool`.
+    Raises BadSettings, which names `setting`, if a pattern or the rule fits no module, or if a list of modules is
+    chosen.
     """
     if not callable(wanted):
         _refuse_strangers(module, wanted, setting)
@@ -83,9 +86,9 @@ def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[n
 
 
 def _fits(name: str, part: nn.Module, wanted: Choice) -> bool:
-    """Return whether the module `part` fits one of the wanted patterns or classes, or the wanted rule.
+    """Return whether the module `part`, called `name` in the model, fits `wanted`.
 
-    `name` is its name in the model.
+    `wanted` has names of classes and patterns of module names, or is a rule `(name, module) -> bool`.
     """
     if callable(wanted):
         return wanted(name, part)

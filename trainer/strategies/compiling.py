@@ -11,7 +11,11 @@ _SHAPES = 64
 
 
 def compile_parts(parts: Sequence[nn.Module]) -> None:
-    """Compile each part in place, again for each shape of its input; parts of one class share graphs that fit."""
+    """Compile each part in place; it is compiled again for each shape of its input when that comes.
+
+    Parts of the same class share compiled code if it fits both. Torch's limits on compiling again are raised for the
+    whole process.
+    """
     from torch._dynamo import config  # late: a second or more, and only some want it
 
     # torch counts for each class, not for each part: where parts differ by an attribute (their place in the model)

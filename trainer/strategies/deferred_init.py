@@ -157,7 +157,7 @@ _at_work: list[_DeferredInit] = []
 
 
 def is_deferred() -> bool:
-    """Return whether a model is being made whose weights come from a checkpoint, so that trying it out is useless."""
+    """Return whether a model is being made without values, so that code cannot try it out."""
     return bool(_at_work)
 
 
@@ -173,7 +173,10 @@ def make_deferred(make: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
-    """Return the result of `act`, or None if it depends on weights still to be loaded, or draws random numbers."""
+    """Return the result of `act`, or None if it depends on weights still to be loaded, or draws random numbers.
+
+    `module` is the model with these weights.
+    """
     deferred = _DeferredInit(made_before=module)
     with _watched(deferred):
         try:

@@ -47,7 +47,8 @@ class Skips:
 def first_gradient(loss: Tensor) -> Tensor | None:
     """Return the gradient that a backward pass starts with: NaN if the loss is not finite, else None, which means 1.
 
-    NaN spreads to all ranks whose gradients are summed. On a GPU a tensor is returned in place of None.
+    NaN spreads to all ranks whose gradients are summed. On a GPU a tensor is returned in any case, to wait for nothing.
+    Raises TrainerError if the loss is not one number.
     """
     if loss.numel() != 1:
         raise TrainerError(
@@ -59,9 +60,9 @@ def first_gradient(loss: Tensor) -> Tensor | None:
 
 
 def are_finite(gradients: Iterable[Tensor], *, shared: bool, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return, as a tensor on the gradients' device, whether all of them are finite.
+    """Return, as a bool tensor on the gradients' device, whether all of them are finite.
 
-    With `shared`, the gradients of all ranks in `group` count, and all these ranks call it.
+    With `shared`, the gradients of all ranks in `group` count (None: all ranks), and all these ranks call it.
     """
     flags = [_infinite(tensors, device) for (device, _), tensors in by_device_and_type(gradients).items()]
     flag = flags[0] if flags else torch.zeros(())

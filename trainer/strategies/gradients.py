@@ -48,9 +48,9 @@ def clip_values(gradients: Iterable[Tensor], most: float) -> None:
 
 
 def clip_offloaded(gradients: Iterable[Tensor], most: float | None, world: World, copies: int) -> Tensor:
-    """Return the norm over all ranks, which all call it, and scale this rank's shards if it is over `most`.
+    """Return the norm of the gradients over all ranks, and scale this rank's shards of them if it is over `most`.
 
-    `copies` is the number of ranks that have each shard; with `most` None nothing is scaled.
+    All ranks call it. `copies` is the number of ranks that have each shard; with `most` None nothing is scaled.
     """
     shards = [plain(gradient) for gradient in gradients]
     norms = [torch.linalg.vector_norm(shard, dtype=torch.double) for shard in shards]

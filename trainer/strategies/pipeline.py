@@ -179,7 +179,10 @@ class Pipeline:
         return found
 
     def broadcast_from_last(self, value: Any) -> Any:
-        """Return, on all ranks of this pipeline, the value that the rank with the last stage passes."""
+        """Return, on all ranks of this pipeline, the value that the rank with the last stage passes.
+
+        All these ranks call it; what others pass is ignored.
+        """
         shared = [value]
         dist.broadcast_object_list(shared, group=self._group, group_src=self.world.stages - 1)
         return shared[0]
@@ -187,7 +190,7 @@ class Pipeline:
     def broadcast_numbers_from_last(self, numbers: Tensor) -> Tensor:
         """Return, on all ranks of this pipeline, the tensor that the last stage passes, without waiting for the device.
 
-        Other ranks pass a tensor of the same shape.
+        Other ranks pass a tensor of the same shape, which is overwritten.
         """
         dist.broadcast(numbers, group=self._group, group_src=self.world.stages - 1)
         return numbers

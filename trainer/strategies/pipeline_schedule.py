@@ -79,7 +79,7 @@ class Work:
 
 
 def fits(schedule: str, ranks: int, micros: int) -> bool:
-    """Return whether the schedule works with so many ranks and micro-batches.
+    """Return whether the schedule (such as `1f1b`) works with so many ranks and micro-batches.
 
     If not, all micro-batches go forward first, and then backward, as in gpipe.
     """
@@ -89,7 +89,10 @@ def fits(schedule: str, ranks: int, micros: int) -> bool:
 
 
 def order_of(schedule: str, ranks: int, rank: int, micros: int) -> list[Work]:
-    """Return the passes of rank `rank` in the order of the schedule, with so many micro-batches and ranks."""
+    """Return the passes of rank `rank` in the order of the schedule (such as `1f1b`).
+
+    `ranks` and `micros` are the numbers of ranks and of micro-batches.
+    """
     many = STAGES_OF_RANK.get(schedule, 1)
     if schedule == "gpipe" or not fits(schedule, ranks, micros):
         forth = [Work(False, chunk * ranks + rank, micro) for chunk in range(many) for micro in range(micros)]
@@ -112,7 +115,10 @@ def order_of(schedule: str, ranks: int, rank: int, micros: int) -> list[Work]:
 
 
 def timetable(schedule: str, ranks: int, micros: int) -> list[list[Work | None]]:
-    """Return for each rank its pass in each unit of time, None while it waits, if every pass takes one unit."""
+    """Return for each rank its pass in each unit of time, None while it waits, if every pass takes one unit.
+
+    `schedule` is the schedule's name (such as `1f1b`), `micros` the number of micro-batches.
+    """
     todo = [order_of(schedule, ranks, rank, micros)[::-1] for rank in range(ranks)]
     last = ranks * STAGES_OF_RANK.get(schedule, 1) - 1
     found: list[list[Work | None]] = [[] for _ in range(ranks)]
@@ -136,13 +142,16 @@ def _needs(work: Work, last: int) -> set[Work]:
 
 
 def bubble(schedule: str, ranks: int, micros: int) -> float:
-    """Return the share of a step in which ranks wait (the pipeline's bubble), if all stages are equally fast."""
+    """Return the share of a step (0 to 1) in which ranks wait, the pipeline's bubble, if all stages are equally fast.
+
+    `schedule` is the schedule's name (such as `1f1b`), `micros` the number of micro-batches.
+    """
     rows = timetable(schedule, ranks, micros)
     return sum(work is None for row in rows for work in row) / sum(map(len, rows))
 
 
 def drawn(schedule: str, ranks: int, micros: int) -> str:
-    """Return the timetable as text, one line per rank, or "" if it is too wide.
+    """Return the timetable as text, one line per rank, or "" for over 8 micro-batches, which are too wide for a line.
 
     F0 is the forward pass on the first micro-batch, B0 its backward pass.
     """

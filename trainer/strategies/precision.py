@@ -28,9 +28,9 @@ def scaler_for(precision: str, device: torch.device) -> GradScaler | None:
 
 
 def set_found_infinite(scaler: GradScaler, finite: Tensor) -> None:
-    """Set the scaler's flags of infinite gradients on its device by `finite`, what all ranks found together.
+    """Make the scaler skip its next steps if `finite` is false, which all ranks found together, on every rank alike.
 
-    Call it after the scaler's `unscale_`.
+    It replaces the flags that the scaler's `unscale_` has set from this rank's gradients alone. Call it after that.
     """
     for state in scaler._per_optimizer_states.values():  # noqa: SLF001 - torch's own scaler for several ranks has no other way
         for found in state["found_inf_per_device"].values():
@@ -38,7 +38,7 @@ def set_found_infinite(scaler: GradScaler, finite: Tensor) -> None:
 
 
 def forget_unscaled(scaler: GradScaler) -> None:
-    """Drop the scaler's record of the gradients of an abandoned step."""
+    """Drop the scaler's record of the gradients of a step that is left without an update."""
     scaler._per_optimizer_states.clear()  # noqa: SLF001 - it does so only after a whole step
 
 

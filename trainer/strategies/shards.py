@@ -107,10 +107,10 @@ def _shard_parts(
 
 
 def _gather_ahead(module: nn.Module, root: FSDPModule, parts: Sequence[nn.Module], count: int) -> None:
-    """Make each part prefetch the `count` next ones, and in the backward pass those before it.
+    """Make each part gather the parameters of the next `count` parts ahead; in the backward pass, of those before it.
 
-    The order is that of the model, mostly the forward pass's. Parameters that are gathered in vain are freed at the end
-    of the backward pass.
+    `root` is the sharded `module` itself, and begins with the first parts. The order is that of the model, mostly the
+    forward pass's. Parameters that are gathered in vain are freed at the end of the backward pass.
     """
     wanted = set(parts)
     order: list[FSDPModule] = [part for part in module.modules() if part in wanted and isinstance(part, FSDPModule)]

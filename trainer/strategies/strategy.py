@@ -62,7 +62,7 @@ class Strategy:
         self._dtype = low_dtype(self.settings.precision)
 
     def rejoin(self, world: World) -> None:
-        """Continue with the same weights and optimizer in the new process groups of `world`.
+        """Use the new process groups of `world` from now on, with the same weights and optimizer.
 
         Each rank must have the whole model.
         """
@@ -111,7 +111,10 @@ class Strategy:
 
     @contextmanager
     def forward_context(self, *, sync: bool) -> Iterator[None]:
-        """Return the context of a forward pass; with `sync`, its backward pass is the step's last and reduces."""
+        """Return the context of a forward pass; only with `sync` does its backward pass reduce gradients over ranks.
+
+        `sync` is True for the last micro-batch of a step.
+        """
         if not self.wrapped.follows_first_rank and self.module.training and torch.is_grad_enabled():
             if self._buffers_differ:
                 self.share_buffers()
@@ -128,7 +131,10 @@ class Strategy:
         return answer
 
     def backward(self, loss: Tensor) -> None:
-        """Run the backward pass; call it outside the forward context."""
+        """Run the backward pass of `loss`, scaled for fp16; call it outside the forward context.
+
+        If the loss is not finite, all gradients become NaN.
+        """
         first = first_gradient(loss)
         with self.wrapped.around():
             (loss if self.scaler is None else self.scaler.scale(loss)).backward(first)
@@ -136,12 +142,13 @@ class Strategy:
     def step(
         self, factor: Tensor | None = None, *, measured: bool = False, updating: Callable[[], None] | None = None
     ) -> Tensor | None:
-        """Clip, step the optimizer, drop the gradients, and return their norm before clipping, if known.
+        """Clip, step the optimizer, drop the gradients, and return the norm of these before clipping.
 
-        The norm is computed if it is clipped or `measured`; read it with `number_of`, as waiting for it in every step
-        would leave a GPU idle. `factor`, the same on all ranks, multiplies the gradients first. `updating` is called,
-        after waiting for the device, when the weights are about to change. If a loss or gradient of any rank is not
-        finite the step is left out and counted in `skips`; with fp16 the scale falls too.
+        The norm is computed if it is clipped or `measured`, else None is returned. Read it with `number_of`, as waiting
+        for it in every step would leave a GPU idle. `factor`, the same on all ranks, multiplies the gradients first.
+        `updating` is called when the weights are about to change; if it is given, the step waits for the device before
+        the update. If a loss or gradient of any rank is not finite the step is left out and counted in `skips`; with
+        fp16 the scale falls too.
         """
         learned = self._learned_parameters()
         if self.pipeline is not None:

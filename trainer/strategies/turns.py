@@ -98,7 +98,7 @@ class Turns:
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
     def _optimizer(self, name: str) -> Optimizer:
-        """Return the optimizer of this name. Raises TrainerError if there is none."""
+        """Return the optimizer called `name`. Raises TrainerError if there is none."""
         if name not in self.optimizers:
             known = ", ".join(map(repr, self.optimizers))
             raise TrainerError(f"step: expected the name of an optimizer, {known}, got {name!r}")
@@ -115,7 +115,7 @@ def refuse_own_step(strategy: str) -> None:
 
 
 def _step(optimizer: Optimizer, finite: Tensor, scaler: GradScaler | None) -> None:
-    """Step one optimizer if `finite` is true, or, with a scaler, if the scaler found no infinite gradient."""
+    """Step one optimizer if `finite` is true; with a fp16 scaler, if the scaler found no infinite gradient."""
     if scaler is None:
         step_where(finite, [optimizer])
     else:
@@ -123,5 +123,5 @@ def _step(optimizer: Optimizer, finite: Tensor, scaler: GradScaler | None) -> No
 
 
 def _title(name: str) -> str:
-    """Return the optimizer with its name for a message."""
+    """Return the words for an optimizer in a message, such as `the optimizer 'generator'`."""
     return f"the optimizer {name!r}" if name else "the optimizer"

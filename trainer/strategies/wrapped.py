@@ -12,7 +12,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def no_syncing(_: bool) -> AbstractContextManager[None]:
-    """Return a context that does nothing: a single process has no gradients to synchronise."""
+    """Return a context that does nothing, for a model whose passes reduce no gradients."""
     return _NOTHING
 
 
