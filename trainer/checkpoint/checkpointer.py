@@ -127,7 +127,7 @@ class Checkpointer:
         return step
 
     def _open(self) -> Saver:
-        """Claim the checkpoint folder and the memory tier, and return a new Saver; all ranks call it.
+        """Claim the checkpoint folder and the folder for snapshots in memory, and return a Saver; all ranks call it.
 
         Claiming keeps earlier processes of the same run from writing there.
         """

@@ -30,8 +30,8 @@ class CopyLag:
     def waits(self, disks: Sequence[Stock], copied_bytes: int, saved_at: Mapping[int, float]) -> bool:
         """Return whether the next save has to keep waiting; it is called again and again until False.
 
-        `disks` has each disk's list of checkpoint files, `copied_bytes` is the size of all copies so far, and
-        `saved_at` gives the time at which each step was saved.
+        `disks` has for each disk the checkpoint files on it, and `copied_bytes` is the size of all copies so far.
+        `saved_at` gives the time of each save by step, in seconds since 1970.
         """
         newest, safe = max(saved_at, default=0), safest(disks)
         if len(disks) < 2 or not self._is_exceeded(newest, safe, saved_at):
@@ -58,7 +58,7 @@ class CopyLag:
     def _is_exceeded(self, newest: int, safe: int | None, saved_at: Mapping[int, float]) -> bool:
         """Return whether `newest` is further ahead of the newest copied step than the limit allows.
 
-        `safe` is that copied step, None if there is none; `saved_at` gives the time at which each step was saved.
+        `safe` is that copied step, None if there is none; `saved_at` gives the time of each save by step, in seconds.
         """
         if self._limit.steps is not None:
             return newest - (safe or 0) > self._limit.steps

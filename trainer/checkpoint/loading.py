@@ -320,9 +320,10 @@ def _layout(tensor: Tensor) -> tuple[object, ...]:
 
 
 def read_patiently(read: Callable[[], None]) -> tuple[str, bool]:
-    """Call `read` and return its problem, or "" if there is none, and whether the problem is damage.
+    """Call `read`; return (problem, damaged): the text of its error, or "", and whether the checkpoint is damaged.
 
-    A missing file is retried for a while, as over NFS a name appears late that another node has just made.
+    A missing file is retried for several seconds, as over NFS a name appears late that another node has just made. If
+    it is still missing, that counts as damage.
     """
     end = time.monotonic() + _NEWS_TAKES_S
     while True:

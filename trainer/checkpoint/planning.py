@@ -70,7 +70,10 @@ def signature(tensors: Mapping[str, Tensor]) -> int:
 
 
 def make_plan(tensors: dict[str, Tensor], save_group: SaveGroup) -> WritePlan:
-    """Agree on which rank writes which parts; all ranks call it with the parts that they have, and rank 0 decides."""
+    """Agree on which rank writes which parts, and return this rank's plan; rank 0 decides.
+
+    All ranks call it with the tensors, or shards of them, that they have.
+    """
     brought = save_group.reduce(shares.encode(shares.local_shares(tensors, save_group.me)), shares.merge)
     decided = (
         msgspec.msgpack.encode(decide(shares.decode(brought), len(save_group.ranks))) if brought is not None else b""
@@ -79,7 +82,7 @@ def make_plan(tensors: dict[str, Tensor], save_group: SaveGroup) -> WritePlan:
 
 
 def decode(decided: bytes) -> dict[str, TensorEntry]:
-    """Return the plan that rank 0 made, decoded: the entry of each tensor."""
+    """Return the decision that `decide` made on rank 0, decoded from its bytes: the entry of each tensor by name."""
     return _DECODER.decode(decided)
 
 
@@ -131,9 +134,9 @@ def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorE
 
 
 def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Iterator[Chunk]:
-    """Yield the share, cut into rows whose parts are at equal offsets of their files.
+    """Yield a share (a row of parts that successive ranks have), cut where the offsets of its parts in files change.
 
-    The rank at place `first` writes the first part; `ats` has each part's offset in its file.
+    `ats` has each part's offset in the file of its rank. The rank at place `first` writes the first part.
     """
     cuts = [] if share.count == 1 else (np.flatnonzero(np.diff(ats)) + 1).tolist()
     whole = Chunk(first, 0, share.offsets, share.lengths, share.count, share.stride, share.dim)
@@ -157,7 +160,10 @@ def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> li
 
 
 def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
-    """Yield a Need for each part of the row that overlaps `box`, this rank's part of tensor `name`."""
+    """Yield a Need for each saved part that overlaps `box`, this rank's part of tensor `name`.
+
+    `row` holds the saved parts: one, or several of the same size that follow each other along one dimension.
+    """
     offsets, lengths = box
     for number in _overlapping(box, row):
         part = row.part(number) if row.count > 1 else row
@@ -169,7 +175,10 @@ def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
 
 
 def _overlapping(box: shares.Box, row: Chunk) -> range:
-    """Return the indexes in the row of the parts that may overlap the box along the row's dimension."""
+    """Return the indexes of those parts in `row` that may overlap the box along the row's dimension.
+
+    The parts of a row have the same size and follow each other along that dimension.
+    """
     if row.count == 1:
         return range(1)
     step = row.lengths[row.dim]

@@ -37,7 +37,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the torch dtype of this name in a manifest."""
+    """Return the torch dtype of this name in a manifest. Raises KeyError if torch has no such type."""
     dtype: torch.dtype = _DTYPES[name]
     return dtype
 
@@ -215,7 +215,7 @@ def _decode_items(value: Any, tensor: Callable[[str], Tensor]) -> list[Any]:
 
 
 def _decode_inline(value: Any) -> Tensor:
-    """Return a tensor that was stored inline."""
+    """Return a tensor from `value`, [type, shape, base64 text], as it was stored inside the JSON document."""
     dtype, shape, text = value
     data = bytearray(base64.b64decode(text, validate=True))
     if not data:

@@ -124,7 +124,7 @@ def _removal_reported(entry: Entry) -> Iterator[None]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names in `folder`, or an empty list if it does not exist."""
+    """Return the names of files and folders in `folder`, or an empty list if it does not exist."""
     try:
         return os.listdir(folder)
     except OSError as error:

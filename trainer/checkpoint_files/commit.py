@@ -151,10 +151,11 @@ def set_aside_partial(entry: Entry, token: FencingToken, run_dir: Path | None = 
 def publish_best(
     source: Entry, token: FencingToken, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
 ) -> Path:
-    """Keep a committed checkpoint as the best one and remove the previous best; return its folder.
+    """Keep a committed checkpoint as the best one and remove the previous best; return its new folder.
 
     The files are hard links where the disk allows. `info` is added to the manifest, as a checkpoint may turn out to be
-    the best only after it was saved. `run_dir` is the run's folder, whose fence is checked too.
+    the best only after it was saved. `run_dir` is the run's folder, whose fence is checked too. Raises Fenced, OSError
+    or CheckpointDamaged.
     """
     older = place_best(source, token, run_dir, info)
     remove(older)
@@ -166,8 +167,8 @@ def place_best(
 ) -> list[Path]:
     """Make a checkpoint the best one, as `publish_best` does, but without removing the previous best ones.
 
-    Returns these, for `remove`. `info` is added to the manifest; `run_dir` is the run's folder, whose fence is checked
-    too.
+    Returns the folders of these, for `remove`. `info` is added to the manifest; `run_dir` is the run's folder, whose
+    fence is checked too.
     """
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)
@@ -262,7 +263,10 @@ def _is_ours(final: Path, kind: Kind, manifest: Manifest) -> bool:
 
 
 def _link_or_copy(source: Path, draft: Path, file: FileEntry) -> None:
-    """Hard-link a file into the draft, or copy it if the file system has no hard links. Raises CheckpointDamaged."""
+    """Hard-link a file into the draft, or copy it if the file system has no hard links.
+
+    Raises CheckpointDamaged if the copied bytes are not those that `file` describes.
+    """
     try:
         os.link(source / file.name, draft / file.name, follow_symlinks=False)
     except OSError:  # a file system without hard links

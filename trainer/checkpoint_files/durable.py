@@ -88,7 +88,7 @@ def make_folder(path: Path) -> None:
 
 
 def read_small(path: Path) -> bytes:
-    """Return the contents of a small file. Raises CheckpointDamaged if it is too large."""
+    """Return the contents of a file that is read in one piece. Raises CheckpointDamaged if it is over 1 GiB."""
     with os.fdopen(open_to_read(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > _SMALL_LIMIT:

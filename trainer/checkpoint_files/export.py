@@ -118,7 +118,11 @@ def check(target: Path, shape: Shape) -> Form:
 
 
 def export_entry(entry: Entry, target: Path, shape: Shape, notes: Mapping[str, str]) -> Written:
-    """Export this checkpoint after comparing every byte; `notes` go into the metadata of safetensors."""
+    """Export this checkpoint to `target` after comparing every byte; `notes` go into the metadata of safetensors.
+
+    Raises CheckpointDamaged, BadSettings for options that cannot work, or FileExistsError if the target may not be
+    replaced.
+    """
     form = check(target, shape)
     manifest = catalog.read_manifest(entry)
     manifest = with_averages(manifest) if shape.averaged else manifest

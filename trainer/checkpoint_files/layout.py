@@ -20,12 +20,12 @@ _DRAFT, _TRASH, _BAD = ".tmp-", ".trash-", ".bad-"
 
 
 def folder_name(step: int, kind: Kind = "step") -> str:
-    """Return the name of a committed checkpoint's folder."""
+    """Return the name of a committed checkpoint's folder, such as `step-00001200` or `best-00001200`."""
     return f"{kind}-{step:08d}"
 
 
 def parse_folder_name(name: str) -> tuple[Kind, int] | None:
-    """Return kind and step of a committed checkpoint's folder, or None for any other name."""
+    """Return kind and step of a committed checkpoint's folder from its name, or None for any other name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -66,7 +66,7 @@ def is_save(name: str) -> bool:
 
 
 def trash_name(name: str) -> str:
-    """Return the name to which a file or folder is renamed just before it is deleted."""
+    """Return the name to which `name` is renamed just before it is deleted: it begins with `.trash-`."""
     return f"{_TRASH}{_shortened(name)}-{new_nonce()}"
 
 
@@ -76,7 +76,7 @@ def is_trash(name: str) -> bool:
 
 
 def bad_name(name: str) -> str:
-    """Return the name to which a damaged checkpoint is renamed."""
+    """Return the name to which a damaged checkpoint is renamed: it begins with `.bad-`, and contains `name`."""
     return f"{_BAD}{_shortened(name)}-{new_nonce()}"
 
 
@@ -86,7 +86,7 @@ def is_bad(name: str) -> bool:
 
 
 def data_name(rank: int) -> str:
-    """Return the name of one rank's file."""
+    """Return the name of one rank's file, such as `rank-00003.data`."""
     return f"rank-{rank:05d}.data"
 
 

@@ -193,10 +193,10 @@ def _places(entry: TensorEntry) -> Iterator[Place]:
 
 
 def _ranges_of_block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequence[int], item: int) -> Iterator[Place]:
-    """Yield the ranges of the tensor below some indexes of the dimensions before `dim`, in order.
+    """Yield the ranges of a block's bytes in order; a block has all elements with some fixed indexes before `dim`.
 
-    `parts` are the saved parts that cover it, each with the offset in its file where the block begins. `item` is the
-    size of an element in bytes.
+    `parts` are the saved parts that cover the block, each with the offset in its file where the block begins. `shape`
+    is that of the tensor, and `item` the size of an element in bytes.
     """
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim:]) == tuple(shape[dim:]):
@@ -215,9 +215,10 @@ def _ranges_of_block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequen
 def _ranges_of_rows(
     parts: Sequence[tuple[Chunk, int]], dim: int, rows: int, shape: Sequence[int], item: int
 ) -> Iterator[Place]:
-    """Yield the ranges of `rows` successive indexes along `dim`, which all lie in the same saved parts.
+    """Yield in order the ranges of bytes of `rows` successive indexes along `dim`, which lie in the same saved parts.
 
-    Each part comes with the offset in its file where the rows begin. `item` is the size of an element in bytes.
+    Each of `parts` comes with the offset in its file where the rows begin. `shape` is that of the tensor, and `item`
+    the size of an element in bytes.
     """
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim + 1 :]) == tuple(shape[dim + 1 :]):

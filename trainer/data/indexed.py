@@ -36,7 +36,7 @@ class Indexed:
         self._fetchers: Fetchers | None = None
 
     def place(self, _epoch: int, done: int) -> int:
-        """Return after how many samples of the epoch `batches` begins if asked to begin after `done`: `done`."""
+        """Return `done`: how many samples of the epoch `batches(epoch, done)` passes over before its first batch."""
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:

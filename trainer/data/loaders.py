@@ -51,7 +51,7 @@ class LoaderBatches:
         self._filler: Any = None
 
     def place(self, _epoch: int, done: int) -> int:
-        """Return after how many samples of the epoch `batches` begins if asked to begin after `done`: `done`."""
+        """Return `done`: how many samples of the epoch `batches(epoch, done)` passes over before its first batch."""
         return done
 
     def count_done(self, done: int) -> int:

@@ -174,9 +174,9 @@ class Streamed:
         self._fillers: tuple[Part, ...] = ()
 
     def place(self, epoch: int, done: int) -> int:
-        """Return after how many samples of the epoch `batches` begins if asked to begin after `done`.
+        """Return how many samples of the epoch `batches(epoch, done)` passes over before its first batch.
 
-        It is `done`, or 0, with a warning, if the stream cannot restore its position.
+        They are `done`, or 0, with a warning, if the stream cannot restore its position and begins the epoch again.
         """
         if not done or self._steps is not None or keeps_its_place(self._reading.dataset):
             return done

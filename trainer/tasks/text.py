@@ -75,7 +75,10 @@ def open_text(path: Path | None, *, length: int) -> Text:
 
 
 def python_library(limit: int = _DEFAULT_BYTES) -> Tensor:
-    """Return the sources of the modules that come with this Python, by name, up to `limit` bytes."""
+    """Return the sources of the modules that come with this Python as bytes, in the order of their names.
+
+    At most `limit` bytes are returned.
+    """
     folder = Path(sysconfig.get_path("stdlib"))
     parts: list[bytes] = []
     size = 0
