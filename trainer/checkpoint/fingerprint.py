@@ -34,7 +34,7 @@ _REPORT_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Request:
     """Rank 0's request for `size` bytes of a file that another rank has.
 
     `giver` is the place of that rank in the save group, `file` the file's number in the manifest, `at` the offset in
@@ -47,7 +47,7 @@ class _Wanted:
     size: int
 
 
-_NOTHING = _Wanted(-1, 0, 0, 0)  # a request to nobody, which shows that rank 0 still works
+_NOTHING = _Request(-1, 0, 0, 0)  # a request to nobody, which shows that rank 0 still works
 
 
 def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> str:
@@ -213,7 +213,7 @@ def _digest_on_first(
         if number in files:
             read_exactly(files[number], view, at)
         elif view:
-            save_group.broadcast(_Wanted(givers[number], number, at, len(view)))
+            save_group.broadcast(_Request(givers[number], number, at, len(view)))
             save_group.receive(view, givers[number])
 
     mark = problem = ""
@@ -234,8 +234,8 @@ def _serve_first(files: Mapping[int, int], save_group: SaveGroup, still_here: Ca
     `still_here` is called at each message. Unreadable bytes are sent as zeros.
     """
     problem = ""
-    wanted: _Wanted | str = ""
-    while isinstance(wanted := save_group.broadcast(wanted), _Wanted):
+    wanted: _Request | str = ""
+    while isinstance(wanted := save_group.broadcast(wanted), _Request):
         still_here()
         if wanted.giver == save_group.me:
             view = memoryview(bytearray(wanted.size))

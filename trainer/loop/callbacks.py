@@ -62,7 +62,7 @@ class Callbacks:
 
     @property
     def acts_on_end(self) -> bool:
-        """Whether one of the user's own callbacks has an `on_end`."""
+        """Whether a callback from outside of the trainer package overrides `on_end`."""
         overriding = [type(one) for one in self._named.values() if type(one).on_end is not Callback.on_end]
         return any(not one.__module__.startswith(_OURS) for one in overriding)
 

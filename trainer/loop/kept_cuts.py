@@ -20,7 +20,7 @@ from trainer.loop.pipeline_loss import sample_of
 from trainer.loop.placing import Placing
 from trainer.loop.settings import Settings
 from trainer.loop.sums import gathered
-from trainer.strategies.pipeline_cutting import Cut, Kept, Sample
+from trainer.strategies.pipeline_cutting import Cut, Sample, SavedCut
 from trainer.world import World
 
 NOTED = "pp_cut"  # with a checkpoint: the parts with which stages begin
@@ -48,7 +48,7 @@ class KeptCuts:
         """Take `measure` to get a sample, or None if the model is only evaluated and its cut does not matter."""
         self._folder, self._world, self._measure = folder, world, measure
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[SavedCut]:
         """Return the saved cuts, those of the newest checkpoints first, then those in files; the same on all ranks.
 
         All ranks call it: each reads the newest checkpoint and the file on its own disk.
@@ -56,7 +56,7 @@ class KeptCuts:
         cuts_of_ranks = gathered((self._cut_of_checkpoint(), self._cut_in_file()), self._world)
         checkpoints = sorted((one for one, _ in cuts_of_ranks if one is not None), key=lambda one: -one[0])
         files = [one for _, one in cuts_of_ranks if one is not None]
-        noted = [Kept(begins) for _, begins in checkpoints]
+        noted = [SavedCut(begins) for _, begins in checkpoints]
         with_times = {tuple(one.begins): one for one in files}
         return [with_times.get(tuple(one.begins), one) for one in noted] + files
 
@@ -86,7 +86,7 @@ class KeptCuts:
                 return (entry.step, cut.split(",")) if isinstance(cut, str) else None
         return None
 
-    def _cut_in_file(self) -> Kept | None:
+    def _cut_in_file(self) -> SavedCut | None:
         """Return the cut in the file, or None if there is no file. Raises TrainerError if it is damaged."""
         try:
             found = _file.decode(read_small(self._folder / STAGES))
@@ -96,11 +96,11 @@ class KeptCuts:
             raise TrainerError(
                 f"{self._folder / STAGES}: {error}\nhint: remove the file to measure the stages again"
             ) from error
-        return Kept(found.begins, tuple(found.seconds), found.otherwise)
+        return SavedCut(found.begins, tuple(found.seconds), found.otherwise)
 
 
 def _manifest(entry: catalog.Entry) -> Manifest | None:
-    """Return the checkpoint's manifest, or None if it is damaged; damage is reported when the checkpoint is loaded."""
+    """Return the checkpoint's manifest, or None if it is damaged; the damage is reported when training loads it."""
     try:
         return catalog.read_manifest(entry, partial=True)
     except (CheckpointDamaged, OSError):

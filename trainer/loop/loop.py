@@ -249,7 +249,10 @@ class Loop:
         return self.loss(model, data)
 
     def _optimizer_step(self, batch: Batch) -> None:
-        """Update the weights after `batch`, the last micro-batch of a step; skip the update if the loss is a spike."""
+        """Update weights, schedules and averages after `batch`, the last micro-batch of a step, and count the step.
+
+        The weights are not updated if the loss is a spike.
+        """
         if self.logs:
             self.rates = self.schedules.rates  # before they are scheduled again
         factor = self.count.factor(batch.step_samples)
@@ -330,7 +333,7 @@ class Loop:
         self.gathers = self.logs or self.spikes is not None
 
     def _end_epoch(self) -> None:
-        """Validate if that is due, count the epoch, and call the callbacks."""
+        """Validate if `validate_every` is `epoch`, count the epoch, and call the callbacks."""
         if self.training.settings.validate_every == "epoch":
             self._validate(last=self._is_over(epochs=self.progress.epoch + 1))
         self.progress.epoch += 1

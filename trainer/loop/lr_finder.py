@@ -22,8 +22,8 @@ _RUNAWAY = 4.0  # over so many times the best smoothed loss, it is lost
 _SKIP_FIRST = 5  # the first steps say more about the data than about the rate
 
 
-class Kept(Protocol):
-    """The interface of an object whose position is saved and restored, such as the data."""
+class HasPosition(Protocol):
+    """An object whose position can be saved and restored, such as the data."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Any) -> None: ...
@@ -94,7 +94,7 @@ def _ratio(rate: float | Tensor, first: float | Tensor) -> float:
 
 @contextmanager
 def put_back(
-    module: nn.Module, optimizer: Optimizer, scaler: GradScaler | None, data: Kept, device: torch.device
+    module: nn.Module, optimizer: Optimizer, scaler: GradScaler | None, data: HasPosition, device: torch.device
 ) -> Iterator[None]:
     """Restore model, optimizer, scaler, the data's position and the random generators at the end of the context."""
     tensors = [*filter(has_values, module.parameters()), *module.buffers()]

@@ -55,7 +55,7 @@ class JsonLines(Callback):
         self._write({START: training.step, "world": training.world.size, **of_launch})
 
     def on_log(self, _training: Training, line: Line) -> None:
-        """Append the line of a logged step."""
+        """Append the line of a logged step, with NaN and infinity as text."""
         self._write(line)
 
     def on_validation(self, training: Training, values: Values) -> None:
@@ -104,7 +104,7 @@ class JsonLines(Callback):
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with NaN and infinity as text, which JSON lacks."""
+    """Return the value, a dict with those in it, with NaN and infinity as text, which JSON lacks."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -69,7 +69,7 @@ class _CaptureInput(_StandIn):
 
 
 class _ReplayOutput(_StandIn):
-    """A stand-in that, when it is called, returns the model's output, computed by the last stage before."""
+    """A stand-in whose call returns the output that the model's last stage has already computed."""
 
     def __init__(self, answer: Tensor) -> None:
         super().__init__()

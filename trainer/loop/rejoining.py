@@ -157,7 +157,7 @@ def _put_back_losses(loop: Loop, state: RankState) -> None:
 
 
 def reseed_generators(loop: Loop) -> None:
-    """Seed the random generators as a start on other ranks from this step's checkpoint does."""
+    """Seed the random generators as loading this step's checkpoint does on other ranks than those that saved it."""
     world, step = loop.training.world, loop.progress.step
     seed_all(loop.training.settings.seed, world.dp_rank)
     if step:

@@ -91,7 +91,8 @@ class Given:
 def _constants_of(name: str, schedule: Schedule) -> Iterator[tuple[str, str]]:
     """Yield name and text of each option of an optimizer's parameter groups and each constant of its schedule.
 
-    `name` is the optimizer's; names begin with `optimizer` or `schedule` and it.
+    Names are such as `optimizer.gen[1].lr` or `schedule.gen.step_size`; `name` is the part `.gen`, or "" for an only
+    optimizer.
     """
     for number, group in enumerate(schedule.groups):
         place = f"{name}[{number}]" if number else name

@@ -125,9 +125,11 @@ class Schedule:
             set_group(group, before)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state, or an empty dict if there is no scheduler."""
         return self._scheduler.state_dict() if self._scheduler is not None else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the scheduler; do nothing for an empty state."""
         if self._scheduler is not None and state:
             self._scheduler.load_state_dict(dict(state))
 
@@ -186,6 +188,7 @@ class Schedules:
             one.take_given()
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of the only schedule, or the states of several by the optimizer's name."""
         return (
             self.each[""].state_dict()
             if "" in self.each

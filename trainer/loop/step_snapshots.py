@@ -67,7 +67,10 @@ class StepSnapshots:
     resized: bool = False  # the end of the step after which it goes on is for other ranks than its beginning was
 
     def begin(self, loop: Loop) -> None:
-        """Begin to save rank states; files of earlier processes of this rank are removed. Raises OSError."""
+        """Start new files for the states of this rank alone, after removing those of its earlier processes.
+
+        Raises OSError.
+        """
         numpy_draws.forget()  # what was loaded has put its state back
         self.snapshot = None
         self.drop_rank_states()
@@ -76,7 +79,7 @@ class StepSnapshots:
         self._record_source(loop)
 
     def drop_rank_states(self) -> None:
-        """Remove the rank states that were saved."""
+        """Remove the files with the states of this rank alone."""
         if self.rank_states is not None:
             self.rank_states.remove()
         self.rank_states = None
@@ -206,10 +209,10 @@ class StepSnapshots:
         return self.drawn is not None and (self.drawn.torch, self.drawn.gpu) != torch_state()
 
     def take_snapshot(self, loop: Loop, step_samples: int | None, spent: Spent | None = None) -> None:
-        """Save the small shared state after an update, in place of the last snapshot.
+        """Save the small state that all ranks share, such as counters and schedules, in place of the last snapshot.
 
-        `step_samples` is the number of samples of the step, None before the first step. `spent` is the time since the
-        last line of metrics; None: it is read from the loop's stopwatch.
+        Call it after an update. `step_samples` is the number of samples of the step, None before the first step.
+        `spent` is the time since the last line of metrics; None: it is read from the loop's stopwatch.
         """
         values = {name: getattr(loop, name) for name in _OF_LOOP}
         norm = float(loop.norm) if loop.norm is not None and loop.logs else None  # else nobody looks at it
@@ -267,7 +270,7 @@ class StepSnapshots:
         return f"a{self.launched.attempt:04d}.g{self.launched.generation:04d}"
 
     def _path(self, world: World) -> Path:
-        """Return the file of this rank's states. Raises OSError if launch gave no folder."""
+        """Return how the paths of this rank's state files begin. Raises OSError if launch gave no folder."""
         if self.launched.rank_state_dir is None:
             raise OSError("launch gives no folder in memory")
         return self.launched.rank_state_dir / f"rank-{world.rank:05d}"

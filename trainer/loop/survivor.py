@@ -178,7 +178,7 @@ class Survivor:
         self.snapshots.updating = True
 
     def update_done(self, loop: Loop, step_samples: int) -> None:
-        """Save the state after an update; `step_samples` is the number of samples of the step over all ranks.
+        """Save the state that all ranks share after an update; the step had `step_samples` samples over all ranks.
 
         If the training turns out to be unable to continue in place, that is reported to launch, and no more steps are
         saved.
@@ -218,7 +218,10 @@ class Survivor:
             self._log_refusal(loop, f"from now on, if a rank is killed, all ranks will be restarted: {why}")
 
     def close(self) -> None:
-        """Stop at the end of the training; launch replaces no rank while the rest of the script runs."""
+        """Report to launch that this rank no longer continues in place, as its training has ended.
+
+        Launch then replaces no rank while the rest of the script runs.
+        """
         if self.active:
             self.active = False
             self.messages.unwatch()
@@ -235,7 +238,7 @@ class Survivor:
             loop.training.say(text)
 
     def _take_snapshot(self, loop: Loop, step_samples: int | None) -> None:
-        """Save the shared state; stop saving, and tell launch, if the script's own state cannot be copied.
+        """Save the state that all ranks share; stop saving, and tell launch, if the script's state cannot be copied.
 
         `step_samples` is the number of samples of the step, None before the first step.
         """
@@ -276,11 +279,12 @@ class Survivor:
     # -- after a rank was killed
 
     def rejoin(self, error: Exception, strategy: Strategy | None, loop: Loop | None) -> World:
-        """Leave the step, or an earlier attempt to reconnect, and meet the other ranks again; return the new world.
+        """Cut the connections, wait for launch's message, and reconnect with the other ranks; return the new world.
 
-        `error` is the one that ended the step: it is raised again if it is not about another rank, or if launch sends
-        no message. `strategy` is the one that was built, or None; it is kept in the new process groups unless models
-        have to be rebuilt.
+        `error` is the one that ended the step, or the last attempt to reconnect: it is raised again if it is not about
+        another rank, if launch sends no message, or if this rank cannot continue in place. `strategy` is the one that
+        was built, or None; it is kept in the new process groups unless models have to be rebuilt. `loop` is None if the
+        error came before there was one.
         """
         while True:
             able = self._may_meet and (self.loads or strategy is not None)
@@ -375,7 +379,7 @@ class Survivor:
         loop.training.say(f"continues in place after step {loaded.step}, from {where}; {again}{why}")
 
     def _add_verified(self, loop: Loop, step: int) -> None:
-        """Pass the steps, up to `step`, of checkpoints that were verified before to the new Checkpointer."""
+        """Record in the new Checkpointer the checkpoints up to `step` that earlier ones have verified."""
         loop.checkpointer.add_verified({one: finite for one, finite in self.snapshots.verified.items() if one <= step})
 
     def _activate(self, loop: Loop) -> None:

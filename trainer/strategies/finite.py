@@ -23,7 +23,7 @@ class Skips:
         self._in_a_row: int | Tensor = 0
         self.learned: bool | Tensor = False  # whether the last step was not skipped
 
-    def note(self, finite: bool | Tensor) -> None:
+    def count(self, finite: bool | Tensor) -> None:
         """Count a step as skipped unless `finite` is true."""
         self.learned = finite
         skipped = (~finite).long() if isinstance(finite, Tensor) else int(not finite)

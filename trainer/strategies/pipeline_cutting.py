@@ -64,7 +64,7 @@ _IN_WORDS = {BY_LAYERS: "by layers", BY_TIME: "by measured time"}
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedCut:
     """A cut that earlier processes of the training saved.
 
     `begins` are the parts with which stages begin, except the first stage. `seconds` are each stage's times (empty:
@@ -87,7 +87,7 @@ class Sample:
 class Cuts(Protocol):
     """The interface by which a cut by time is measured and saved; all ranks make the same calls."""
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[SavedCut]:
         """Return the cuts saved before, the same on all ranks; the first that fits is used."""
 
     def sample(self) -> Sample | None:

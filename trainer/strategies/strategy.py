@@ -172,7 +172,7 @@ class Strategy:
             self._drop_gradients()  # so its optimizers have nothing to do
         if self.scaler is None:
             done = step_where(finite, self.optimizers.values())
-            self.skips.note(done if known is None else known)
+            self.skips.count(done if known is None else known)
         else:
             self._step_scaled(self.scaler, finite)
         if alone:
@@ -220,7 +220,7 @@ class Strategy:
                 scaler.step(optimizer)
         if some:
             scaler.update()
-        self.skips.note(finite)
+        self.skips.count(finite)
         self.has_stepped = bool(finite)  # no wait: the scaler has just had one
 
     def _drop_gradients(self) -> None:

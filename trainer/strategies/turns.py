@@ -90,7 +90,7 @@ class Turns:
         strategy.has_stepped = True
         if self._finite:
             finite = torch.stack(self._finite).all()
-            strategy.skips.note(finite)
+            strategy.skips.count(finite)
             if strategy.scaler is not None:
                 strategy.scaler.update()
                 strategy.has_stepped = bool(finite)

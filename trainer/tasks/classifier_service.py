@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trainer.checkpoint.models import load_model
 from trainer.serving.service import Rejected, Schema, Service
 from trainer.tasks.classifiers import build_classifier
-from trainer.tasks.images import Transform, Unseen
+from trainer.tasks.images import ServedInputs, Transform
 
 _FORMATS = ("PNG", "JPEG")
 _MOST_PIXELS = 1 << 26  # of a picture: a file of a few kilobytes can claim any size
@@ -37,7 +37,7 @@ _ANSWER: Schema = {
 }
 
 
-def classifier_service(name: str, images: Unseen) -> Service:
+def classifier_service(name: str, images: ServedInputs) -> Service:
     """Return the service of torchvision's classifier `name`, trained on the images that `images` describes."""
 
     def load(checkpoint: Path) -> nn.Module:
@@ -58,7 +58,7 @@ def classifier_service(name: str, images: Unseen) -> Service:
     return Service(load, predict, _input_schema(images), _ANSWER, _example(images))
 
 
-def _input_schema(images: Unseen) -> Schema:
+def _input_schema(images: ServedInputs) -> Schema:
     """Return the JSON schema of an input: a picture, or the numbers of a generated image."""
     if images.from_picture is not None:
         field = {"image": {"type": "string", "description": "a PNG or JPEG file, in base64", "minLength": 1}}
@@ -111,7 +111,7 @@ def _answer(classes: Sequence[str], probabilities: Sequence[float], found: Seque
     return {**likeliest[0], "likeliest": likeliest}
 
 
-def _example(images: Unseen) -> Any:
+def _example(images: ServedInputs) -> Any:
     """Return an example of an input, which `launch serve` uses to try the model."""
     if images.from_picture is None:
         return {"pixels": torch.zeros(3, images.pixels, images.pixels).tolist()}

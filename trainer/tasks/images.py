@@ -41,7 +41,7 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ImageOptions:
     """The options that choose the images.
 
     `kind` is the name of the data set, `root` the folder of its files, and `pixels` the images' width and height (None:
@@ -73,7 +73,7 @@ class Pictures(Dataset[Sample]):
         return self._transform(self._images[index]), self._labels[index]
 
 
-def open_images(wanted: Wanted) -> Images:
+def open_images(wanted: ImageOptions) -> Images:
     """Return the images. Raises BadSettings if files are missing or not as expected."""
     more = _rand_augment(wanted)
     if wanted.kind == "generated":
@@ -92,7 +92,7 @@ def open_images(wanted: Wanted) -> Images:
     return _in_memory(read_fashion_mnist, root, wanted.pixels, _FASHION, _FASHION_NUMBERS, more)
 
 
-def _rand_augment(wanted: Wanted) -> list[Any]:
+def _rand_augment(wanted: ImageOptions) -> list[Any]:
     """Return the transforms that augment colours and shapes, or an empty list without `rand_augment`.
 
     Raises BadSettings for an impossible magnitude, or with generated images.
@@ -110,7 +110,7 @@ def _rand_augment(wanted: Wanted) -> list[Any]:
     return [v2.RandAugment(magnitude=magnitude)]
 
 
-def _generated(wanted: Wanted) -> Images:
+def _generated(wanted: ImageOptions) -> Images:
     """Return images of stripes that are generated on the fly."""
     if min(wanted.train_images, wanted.validation_images) < 1:
         raise BadSettings("--train-images, --validation-images: expected at least 1")
@@ -173,7 +173,7 @@ def _whole(pixels: int) -> Transform:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
+class ServedInputs:
     """The form of a served model's inputs: pictures of any size, or numbers.
 
     `from_picture` is the transform of a picture (None: the model was trained on generated images, which are numbers).
@@ -184,25 +184,25 @@ class Unseen:
     from_picture: Transform | None  # None: generated images are no pictures
 
 
-def unseen(wanted: Wanted) -> Unseen:
+def served_inputs(wanted: ImageOptions) -> ServedInputs:
     """Return the form of a served model's inputs, without reading images.
 
     For a folder of images the folders of its classes must exist, as they name the classes.
     """
     pixels, root = wanted.pixels, wanted.root
     if wanted.kind == "generated":
-        return Unseen(_STRIPES, pixels or _GENERATED_PIXELS, None)
+        return ServedInputs(_STRIPES, pixels or _GENERATED_PIXELS, None)
     if wanted.kind == "image_folder":
         folder = (root or Path()) / "train"
         if not folder.is_dir():
             raise BadSettings(f"--root: expected the folder with the classes of the training, found none at {folder}")
         classes = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
-        return Unseen(classes, pixels or _FOLDER_PIXELS, _whole(pixels or _FOLDER_PIXELS))
+        return ServedInputs(classes, pixels or _FOLDER_PIXELS, _whole(pixels or _FOLDER_PIXELS))
     kinds = {"cifar10": (_CIFAR10, _CIFAR10_NUMBERS, 32), "fashion_mnist": (_FASHION, _FASHION_NUMBERS, 28)}
     classes, statistics, own = kinds[wanted.kind]
     size = pixels or own
     resize = v2.Resize((size, size), antialias=True)
-    return Unseen(classes, size, v2.Compose([v2.ToImage(), resize, *_to_numbers(statistics)]))
+    return ServedInputs(classes, size, v2.Compose([v2.ToImage(), resize, *_to_numbers(statistics)]))
 
 
 def _open_folder(folder: Path, transform: Transform) -> Any:

@@ -20,7 +20,7 @@ from trainer.tasks.answers import Line
 from trainer.tasks.classifier_service import classifier_service
 from trainer.tasks.classifiers import build_classifier, check_name
 from trainer.tasks.command import add_prediction_options, add_schedule_options, number, run, schedule, settings_of
-from trainer.tasks.images import KINDS, Images, Wanted, open_images, unseen
+from trainer.tasks.images import KINDS, ImageOptions, Images, open_images, served_inputs
 from trainer.tasks.predict import Prediction, predict
 
 Pair = tuple[Tensor, Tensor]  # images and labels
@@ -86,12 +86,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def service(args: Sequence[str]) -> Service:
     """Return the service that `launch serve` runs for a model that was trained with these arguments."""
     options = parse(args)
-    return classifier_service(options.model, unseen(_wanted(options, options.seed)))
+    return classifier_service(options.model, served_inputs(_wanted(options, options.seed)))
 
 
-def _wanted(options: argparse.Namespace, seed: int) -> Wanted:
+def _wanted(options: argparse.Namespace, seed: int) -> ImageOptions:
     """Return the description of the images that the options choose."""
-    return Wanted(
+    return ImageOptions(
         options.data,
         options.root,
         options.pixels,

@@ -13,8 +13,8 @@ from trainer.strategies.pipeline_cutting import (
     BY_LAYERS,
     BY_TIME,
     Cut,
-    Kept,
     Sample,
+    SavedCut,
     choose_cut,
     cut_at,
     cut_by_layers,
@@ -124,12 +124,14 @@ def test_what_is_measured_is_kept_and_told():
 
 
 def test_what_was_kept_is_gone_by_and_nothing_is_measured():
-    cuts = Known([Kept(["blocks.3"], (1.0, 3.0), 0.7)])
+    cuts = Known([SavedCut(["blocks.3"], (1.0, 3.0), 0.7)])
     found = cut_so(cuts)
     assert found.begins == ["blocks.3"] and found.shares == [0.25, 0.75] and not cuts.kept_now
 
 
-@pytest.mark.parametrize("before", [Kept(["blocks.1", "blocks.2"]), Kept(["layers.1"]), Kept(["blocks.1"], (1.0,))])
+@pytest.mark.parametrize(
+    "before", [SavedCut(["blocks.1", "blocks.2"]), SavedCut(["layers.1"]), SavedCut(["blocks.1"], (1.0,))]
+)
 def test_what_was_kept_of_other_stages_does_not_count(before):
     found = cut_so(Known([before]))
     assert found.begins == ["blocks.1"] and len(found.seconds) in (0, 2)

@@ -13,7 +13,7 @@ from trainer.loop.trainer import Trainer
 from trainer.serving import Rejected
 from trainer.tasks import gpt, resnet
 from trainer.tasks.classifier_service import classifier_service
-from trainer.tasks.images import KINDS, Wanted, open_images, unseen
+from trainer.tasks.images import KINDS, ImageOptions, open_images, served_inputs
 from trainer.tasks.text_service import bits_per_byte, continued
 from trainer.tasks.transformer import Shape, Transformer
 
@@ -73,7 +73,7 @@ def test_a_trained_text_model_is_loaded_and_asked(tmp_path):
 def test_a_generated_image_is_classified_as_in_the_validation():
     args = ["--model", "shufflenet_v2_x0_5", "--pixels", "16"]
     service = resnet.service(args)
-    images = open_images(Wanted(pixels=16, validation_images=3, train_images=4096, seed=1))
+    images = open_images(ImageOptions(pixels=16, validation_images=3, train_images=4096, seed=1))
     torch.manual_seed(1)
     model = resnet.build_classifier("shufflenet_v2_x0_5", classes=10, pixels=16).eval()
     batch = [images.validation[index] for index in range(3)]
@@ -101,7 +101,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "generated"])
 def test_a_picture_of_any_size_is_taken(kind, folder):
-    seen = unseen(Wanted(kind, root=folder))
+    seen = served_inputs(ImageOptions(kind, root=folder))
     service = classifier_service("resnet18", seen)
     model = torch.nn.Sequential(
         torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, len(seen.classes))
@@ -123,7 +123,7 @@ def test_a_picture_of_any_size_is_taken(kind, folder):
     ],
 )
 def test_what_is_no_picture_is_refused_by_its_field(text, why, folder):
-    service = classifier_service("resnet18", unseen(Wanted("image_folder", root=folder)))
+    service = classifier_service("resnet18", served_inputs(ImageOptions("image_folder", root=folder)))
     with pytest.raises(Rejected) as told:
         service.predict(torch.nn.Linear(1, 1), [{"image": text}])
     assert told.value.field == "image"

@@ -10,7 +10,7 @@ from trainer.checkpoint.fingerprint import fingerprint
 from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings
 from trainer.tasks import resnet
-from trainer.tasks.images import Wanted, open_images
+from trainer.tasks.images import ImageOptions, open_images
 from trainer.tasks.resnet import Mixed
 
 ALIKE = [(torch.full((3, 8, 8), float(number)), number) for number in range(4)]
@@ -46,7 +46,7 @@ def test_the_same_seed_draws_the_same():
 
 def test_images_of_files_are_changed_in_training_alone(tmp_path):
     write_cifar10(tmp_path)
-    plain, more = (open_images(Wanted("cifar10", tmp_path, rand_augment=one)) for one in (None, 15))
+    plain, more = (open_images(ImageOptions("cifar10", tmp_path, rand_augment=one)) for one in (None, 15))
 
     def seen(images):
         torch.manual_seed(1)
@@ -59,9 +59,9 @@ def test_images_of_files_are_changed_in_training_alone(tmp_path):
 
 def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(BadSettings, match="--rand-augment: expected with images of files, got generated ones"):
-        open_images(Wanted(rand_augment=9))
+        open_images(ImageOptions(rand_augment=9))
     with pytest.raises(BadSettings, match="--rand-augment: expected a magnitude from 0 to 30, got 31"):
-        open_images(Wanted("cifar10", tmp_path, rand_augment=31))
+        open_images(ImageOptions("cifar10", tmp_path, rand_augment=31))
     with pytest.raises(BadSettings, match="--label-smoothing: expected a share below 1, got 1"):
         resnet.loss_with(1.0)
 
