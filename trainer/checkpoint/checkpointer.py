@@ -181,7 +181,7 @@ class Checkpointer:
                 self._saver.add_verified(step, finite=finite)
 
     def abandon(self) -> None:
-        """Wait a short time for a save that cannot end because its process groups are broken, then drop its thread."""
+        """Wait up to 0.2 s for a save that cannot end because its process groups are broken, then leave its thread."""
         for saver in (self._saver, self._memory.saver if self._memory else None):
             if saver is not None:
                 saver.abandon()

@@ -20,12 +20,12 @@ SHARED = "shared"  # rank 0's state, for all
 
 
 def of_rank(rank: int) -> str:
-    """Return the name of the document that holds one rank's own state."""
+    """Return the name of the document that holds one rank's own state, such as `rank/00003`."""
     return f"rank/{rank:05d}"
 
 
 def optimizer_of_rank(rank: int) -> str:
-    """Return the name of the document that holds a sharded optimizer's values on one rank."""
+    """Return the name of the document with a sharded optimizer's values on one rank, such as `optimizer/00003`."""
     return f"optimizer/{rank:05d}"
 
 

@@ -171,7 +171,7 @@ def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
         ends = [min(a + n, b + m) for a, n, b, m in zip(offsets, lengths, part.offsets, part.lengths, strict=True)]
         sizes = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
         if all(size > 0 for size in sizes):
-            yield Need(name, part, _from(begins, part.offsets), _from(begins, offsets), sizes)
+            yield Need(name, part, _relative_to(begins, part.offsets), _relative_to(begins, offsets), sizes)
 
 
 def _overlapping(box: shares.Box, row: Chunk) -> range:
@@ -186,8 +186,8 @@ def _overlapping(box: shares.Box, row: Chunk) -> range:
     return range(max(0, begin // step), min(row.count, -(-(begin + box[1][row.dim]) // step))) if step else range(0)
 
 
-def _from(begins: tuple[int, ...], origin: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the coordinates relative to `origin`."""
+def _relative_to(begins: tuple[int, ...], origin: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the coordinates `begins` relative to `origin`."""
     return tuple(begin - zero for begin, zero in zip(begins, origin, strict=True))
 
 

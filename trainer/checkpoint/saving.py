@@ -454,7 +454,7 @@ class Saver:
         return stock
 
     def _read(self, step: int) -> tuple[str, frozenset[str], float]:
-        """Return nonce, file names and time of saving from a checkpoint's manifest."""
+        """Return nonce, file names and time of saving, in seconds since 1970, from a checkpoint's manifest."""
         manifest = catalog.read_manifest(self._entry(step), partial=True)
         return manifest.nonce, frozenset(file.name for file in manifest.files), manifest.saved_unix_s
 

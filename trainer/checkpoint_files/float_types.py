@@ -13,7 +13,7 @@ _KINDS = {"float64": "<f8", "float32": "<f4", "float16": "<f2"}
 
 
 def check_convertible(dtype: str) -> None:
-    """Raise BadSettings if `dtype` is none of FLOATS, or numpy is not installed."""
+    """Raise BadSettings if `dtype` is not float64, float32, float16 or bfloat16, or if numpy is not installed."""
     if dtype not in FLOATS:
         raise BadSettings(f"expected one of {', '.join(FLOATS)} as type, got {dtype}")
     if importlib.util.find_spec("numpy") is None:
@@ -25,7 +25,7 @@ def check_convertible(dtype: str) -> None:
 def convert(data: bytes, source: str, target: str) -> bytes:
     """Return the numbers in `data`, of type `source`, as bytes of type `target`.
 
-    Raises ValueError for a type that is none of FLOATS.
+    Raises ValueError for a type that is not float64, float32, float16 or bfloat16.
     """
     if wrong := [one for one in (source, target) if one not in FLOATS]:
         raise ValueError(f"expected one of {', '.join(FLOATS)}, got {wrong[0]}")

@@ -29,19 +29,22 @@ class Canonical:
         self._reading, self._fetching = reading, fetching
 
     def start_fetchers(self, epoch: int, done: int, after: int | None) -> Fetchers:
-        """Start the reader at the slot `after`, or at the beginning of the epoch if no sample is `done`."""
+        """Start this rank's reader at the slot `after`, or at the beginning of the epoch if `done` is 0.
+
+        `done` counts the samples of the epoch that are over.
+        """
         slot = after or 0 if done else 0
         return start_fetchers(
             lambda _: CanonicalReader(self._reading, epoch, slot), self._fetching, self._reading.dataset, most=1
         )
 
     def read(self, fetchers: Fetchers, epoch: int, _after: int | None) -> Generator[Step, None, None]:
-        """Yield the steps of the epoch from where `start_fetchers` has started the reader."""
+        """Yield the steps of the epoch from the slot at which `start_fetchers` has started the reader."""
         for _, step in in_turn(fetchers, repeat(epoch), self._fetching.ahead):
             yield step
 
     def saved(self, after: int | None) -> Any:
-        """Return the position after the step in slot `after`, as a checkpoint stores it; None if `after` is None."""
+        """Return the position `after` with the number of shards, as a checkpoint stores it; None if `after` is None."""
         return after and {"slot": after, "shards": self._reading.dataset.shards}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> int | None:

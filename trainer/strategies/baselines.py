@@ -56,7 +56,7 @@ def _asked(environ: Mapping[str, str]) -> str:
 def gathered_at_first(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Average a gradient bucket on rank 0, as a DDP hook in place of its all-reduce; return a future of it.
 
-    The other ranks get their own bucket back, which they do not use.
+    On other ranks the future has the rank's own bucket, which is not used.
     """
     mine, many = bucket.buffer(), dist.get_world_size(group)
     got = [torch.empty_like(mine) for _ in range(many)] if dist.get_rank(group) == 0 else None

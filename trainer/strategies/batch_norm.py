@@ -15,7 +15,10 @@ _OF_TORCH = nn.BatchNorm1d.forward  # the same of all three
 
 
 def sync_batch_norm(module: nn.Module, world: World) -> None:
-    """Replace BatchNorm layers in place, keeping names of parameters and buffers; all ranks call it."""
+    """Replace BatchNorm layers in place, keeping names of parameters and buffers; all ranks call it.
+
+    Raises BadSettings if there are none, or if one has a forward of its own.
+    """
     found = [(name, part) for name, part in module.named_modules() if isinstance(part, Norm)]
     if not found:
         raise BadSettings(f"sync_batchnorm: found no BatchNorm in {type(module).__name__}")

@@ -52,14 +52,14 @@ def build(
     restored: bool = False,
     made: nn.Module | None = None,
 ) -> Strategy:
-    """Return the strategy for a model, which is changed in place; all ranks call it and rank 0's weights count.
+    """Return the strategy for a model, which is changed in place; all ranks call it and get rank 0's weights.
 
-    `own_step`: the user's own training step calls the model and steps the optimizers, through `Turns`. `tp_plan`: how
-    layers are divided over tensor-parallel ranks, by default the model's own plan. `cuts`: the interface to cut a
-    pipeline by measured time (None: it is not measured). `restored`: a checkpoint is about to replace the weights. If
-    all ranks pass it and nothing else depends on the weights, they are not initialised, and the strategy is `deferred`.
-    A rank that joins others gets their weights and decides alone. `made`: the model, if it was made without weights
-    before.
+    `make_optimizer(parameters)` returns one optimizer, or several by name. `own_step`: the user's own training step
+    calls the model and steps the optimizers, through `Turns`. `tp_plan`: how layers are divided over tensor-parallel
+    ranks, by default the model's own plan. `cuts`: the interface to cut a pipeline by measured time (None: it is not
+    measured). `restored`: a checkpoint is about to replace the weights. If all ranks pass it and nothing else depends
+    on the weights, they are not initialised, and the strategy is `deferred`. A rank that joins others gets their
+    weights and decides alone. `made`: the model, if it was made without weights before.
     """
     check(settings, world)
     if own_step and world.ranks_per_replica > 1:
@@ -272,7 +272,10 @@ def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list
 def _parts_to_compile(
     module: nn.Module, blocks: list[nn.Module], settings: StrategySettings, pipeline: "Pipeline | None"
 ) -> list[nn.Module]:
-    """Return the modules to compile separately; in a pipeline these are the blocks of this rank's stages."""
+    """Return the modules to compile separately: the blocks if they were named or are sharded, else the whole model.
+
+    In a pipeline these are the blocks of this rank's stages.
+    """
     if pipeline is not None:
         here = {part for stage in pipeline.stages.values() for part in stage.modules()}
         return [block for block in blocks if block in here]
@@ -350,7 +353,8 @@ def _wrap(
 ) -> Wrapped:
     """Wrap the model for its strategy; with `deferred`, ranks do not get rank 0's weights yet.
 
-    `rows` are this rank's rows of a model on the meta device.
+    `blocks` are the parts to shard separately, and `rows` this rank's rows of a model on the meta device (None: it is
+    not there). `division` is None without tensor parallelism, `pipeline` without stages.
     """
     units = chosen(module, settings.units, "units") if settings.units else []
     parts = list(dict.fromkeys([*units, *blocks]))
@@ -374,7 +378,7 @@ def _wrap(
 
 
 def _short(count: int) -> str:
-    """Return a count as a short text, such as `11.2M`."""
+    """Return a count as a short text, such as `11.2M` or `950`."""
     for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.1f}{letter}"

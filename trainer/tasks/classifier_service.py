@@ -38,7 +38,10 @@ _ANSWER: Schema = {
 
 
 def classifier_service(name: str, images: ServedInputs) -> Service:
-    """Return the service of torchvision's classifier `name`, trained on the images that `images` describes."""
+    """Return the Service by which `launch serve` loads torchvision's classifier `name` and answers requests.
+
+    It was trained on the images that `images` describes.
+    """
 
     def load(checkpoint: Path) -> nn.Module:
         """Return the model with the checkpoint's weights."""

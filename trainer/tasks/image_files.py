@@ -88,9 +88,9 @@ def _idx_path(folder: Path, name: str) -> Path | None:
 
 
 def _read_idx(path: Path, dimensions: int) -> Tensor:
-    """Return an array in MNIST's idx format: two zeros, type, number of dimensions, the sizes, the bytes.
+    """Return the array in a file of MNIST's idx format: two zeros, type, number of dimensions, the sizes, the bytes.
 
-    Raises BadSettings for any other contents.
+    Raises BadSettings for other contents, or if it has not `dimensions` dimensions.
     """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

@@ -80,7 +80,7 @@ def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, wor
 
 
 def _pieces(folder: Path, held: Held, name: str, having: int, world: World) -> Iterator[bytes]:
-    """Yield the file's bytes on all ranks, read on the rank `having`."""
+    """Yield on all ranks the bytes of file `name` of the checkpoint `held`, read in `folder` on rank `having`."""
     file = partial.open_file(folder, held.step, name, held.kind) if world.rank == having else None
 
     def read() -> bytes:

@@ -113,5 +113,5 @@ class _Sink:
 
 
 def _lines(shard: bytes) -> list[dict[str, Any]]:
-    """Return the answers in a shard, decoded."""
+    """Return the answers in a shard, one dict for each of its lines of JSON."""
     return [json.loads(line) for line in shard.splitlines()]

@@ -29,7 +29,7 @@ _ANSWER: Schema = {
 
 
 def text_service(shape: Shape) -> Service:
-    """Return the service of the transformer of this shape."""
+    """Return the Service by which `launch serve` loads a transformer of this shape and answers requests with it."""
 
     def load(checkpoint: Path) -> nn.Module:
         """Return the model with the checkpoint's weights."""
