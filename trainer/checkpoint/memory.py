@@ -56,7 +56,10 @@ class MemoryTier:
         return [(step, manifest.nonce) for step, manifest in found if manifest is not None]
 
     def manifest(self, step: int, world: World) -> Manifest | None:
-        """Return the manifest of a step, or None if it is not a snapshot of these ranks with finite weights."""
+        """Return the manifest of the snapshot of a step that was saved by exactly the ranks on this node now.
+
+        Returns None if there is none, it is damaged, or its weights are not finite.
+        """
         try:
             manifest = catalog.read_manifest(self.entry(step))
         except (CheckpointDamaged, OSError):
@@ -100,10 +103,11 @@ class MemoryTier:
 def open_memory_tier(
     launched: Launched, world: World, save_group: SaveGroup, *, asynchronous: bool, on_commit: Callable[[int], None]
 ) -> MemoryTier | None:
-    """Return the node's memory tier, or None if snapshots are off or some node cannot have one; all ranks call it.
+    """Return the MemoryTier for the snapshots of this rank's node, or None if there are to be none; all ranks call it.
 
-    The tier is claimed with a fencing token. With `asynchronous`, snapshots are written in the background. `on_commit`
-    is called with the step of each. Raises Fenced if newer processes of the run have claimed it.
+    There are none if snapshots are off or some node cannot have them. The tier is claimed with a fencing token. With
+    `asynchronous`, snapshots are written in the background. `on_commit` is called with the step of each. Raises Fenced
+    if newer processes of the run have claimed it.
     """
     every = Every.parse(launched.memory_every, "checkpoint.memory_every")
     if every == Every():

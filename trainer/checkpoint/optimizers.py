@@ -94,7 +94,7 @@ class OptimizerNames:
                     yield self._name(parameter), parameter, group
 
     def prefix_of(self, name: str) -> str:
-        """Return the prefix of the names of a parameter's state tensors in a checkpoint."""
+        """Return the prefix `optimizer/NAME/` of the names of state tensors of the parameter called `name`."""
         return f"{self._prefix}{name}/"
 
     def replace(self, states: Mapping[str, dict[str, Any]]) -> None:

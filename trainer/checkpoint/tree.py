@@ -29,7 +29,7 @@ _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, n
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a torch dtype in a manifest. Raises TrainerError if such tensors cannot be saved."""
+    """Return the name of a torch dtype in a manifest, such as `bfloat16`. Raises TrainerError if it cannot be saved."""
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise TrainerError(f"checkpoint: a tensor of type {name} cannot be saved")

@@ -35,9 +35,9 @@ def parse_folder_name(name: str) -> tuple[Kind, int] | None:
 
 
 def draft_name(step: int, attempt: int, nonce: str) -> str:
-    """Return the name of the folder of a checkpoint that is being written, of this attempt of the run.
+    """Return the name of the folder of a checkpoint that is being written, such as `.tmp-1200-a2-3f9a1c2b4d5e`.
 
-    `nonce` is random and makes it unique.
+    `attempt` is that of the run. `nonce` is random and makes the name unique.
     """
     return f"{_DRAFT}{step}-a{attempt}-{nonce}"
 
@@ -48,7 +48,7 @@ def copy_name(name: str) -> str:
 
 
 def waiting_name(name: str, digest: str) -> str:
-    """Return a draft's name for a complete copy of a checkpoint whose final name, `name`, another one has.
+    """Return a draft's name for a complete copy of a checkpoint while another one has the final name, `name`.
 
     `digest` is that of the copy's manifest.
     """

@@ -177,7 +177,10 @@ def _problems(manifest: Manifest) -> Iterable[str]:
 
 
 def _tensor_problem(manifest: Manifest, entry: TensorEntry, room: Callable[[Chunk], int]) -> str | None:
-    """Return what is wrong with a tensor's parts, or None; `room` gives the size of a row's smallest file."""
+    """Return as text what is wrong with a tensor's parts, or None if nothing is.
+
+    `room` returns, for a Chunk, the size of the smallest of the files that its parts are in.
+    """
     for row in entry.rows:
         if len(row.offsets) != len(entry.shape) or len(row.lengths) != len(entry.shape):
             return "a part has another number of dimensions than the whole"
@@ -196,7 +199,7 @@ def _tensor_problem(manifest: Manifest, entry: TensorEntry, room: Callable[[Chun
 
 
 def _lengths(row: Chunk) -> tuple[int, ...]:
-    """Return the lengths of the box that all parts of a row make together."""
+    """Return the lengths of the box that all parts of a Chunk make together."""
     return row.lengths if row.count == 1 else _with_number_at(row.lengths, row.dim, row.count * row.lengths[row.dim])
 
 
@@ -206,7 +209,7 @@ def _with_number_at(numbers: tuple[int, ...], at: int, number: int) -> tuple[int
 
 
 def _smallest_file(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
-    """Return a function that gives the size of the smallest file of a row, and caches it."""
+    """Return a function that gives the size of the smallest file with a part of a Chunk, and caches it."""
     sizes, known = [file.size for file in files], dict[range, int]()
 
     def room(row: Chunk) -> int:
@@ -234,9 +237,9 @@ def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
 
 
 def _split_by_cuts(group: list[Chunk]) -> list[list[Chunk]]:
-    """Divide the chunks at places that no chunk crosses, along the first dimension with such places.
+    """Return the chunks in groups that straight cuts separate, along the first dimension that has such cuts.
 
-    Without such a place one group is returned.
+    A cut crosses no chunk. If there is none, all chunks are one group.
     """
     dimensions = range(len(group[0].offsets) if group else 0)
     cuts = (_cut(group, dimension) for dimension in dimensions)
@@ -244,7 +247,7 @@ def _split_by_cuts(group: list[Chunk]) -> list[list[Chunk]]:
 
 
 def _cut(group: list[Chunk], dimension: int) -> list[list[Chunk]]:
-    """Return the chunks divided by straight cuts across this dimension."""
+    """Return the chunks in groups that straight cuts across this dimension separate; a cut crosses no chunk."""
     parts: list[list[Chunk]] = []
     reach = 0
     for begin, _, chunk in sorted((chunk.offsets[dimension], at, chunk) for at, chunk in enumerate(group)):

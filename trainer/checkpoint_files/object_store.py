@@ -41,7 +41,7 @@ def is_url(path: str) -> bool:
 
 
 def save_name(manifest: Manifest) -> str:
-    """Return the folder name of a save, made of step and nonce.
+    """Return the folder name of a save, made of step and nonce, such as `step-00001200.3f9a1c2b4d5e`.
 
     Two saves of one step have different names, so that neither overwrites the other.
     """

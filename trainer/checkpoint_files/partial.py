@@ -231,7 +231,7 @@ def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:
 
 
 def _make(final: Path, data: bytes) -> None:
-    """Make a committed checkpoint's folder that has only its manifest."""
+    """Make the folder `final` of a committed checkpoint that has only its manifest, whose encoded form is `data`."""
     folder = final.parent
     make_folder(folder)
     draft = folder / copy_name(final.name)
@@ -250,7 +250,7 @@ def _make(final: Path, data: bytes) -> None:
 
 
 def _has(final: Path, data: bytes) -> bool:
-    """Return whether the folder has exactly this manifest."""
+    """Return whether the folder `final` has exactly this manifest, whose encoded form is `data`."""
     try:
         return read_small(final / MANIFEST) == data
     except (CheckpointDamaged, FileNotFoundError):

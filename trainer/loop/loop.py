@@ -56,7 +56,7 @@ class StepListener(Protocol):
     def before_save(self, loop: "Loop") -> None:
         """Seed the random generators again if the set of ranks has changed in the step that is about to be saved.
 
-        The loop calls it for the step after which it continues, before saving.
+        The loop calls it only for the step after which the training continues after a kill, just before saving.
         """
 
     def step_done(self, loop: "Loop") -> None:
@@ -370,7 +370,7 @@ class Loop:
         return (isinstance(every, int) and step % every == 0) or self._is_over()
 
     def _validate(self, *, last: bool = False) -> None:
-        """Validate, unless that is off or was done after this step.
+        """Validate after this step, once; do nothing without validation data or if `validate_every` is never.
 
         With `last`, the training ends after it, so everything is saved before, in case validation fails.
         """

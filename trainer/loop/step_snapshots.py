@@ -266,7 +266,7 @@ class StepSnapshots:
         return RankReport(start, step, rank_states, copy_steps=kept, old_place=self.old_place)
 
     def _start_name(self) -> str:
-        """Return a name for this launch of the ranks, made of attempt and generation."""
+        """Return a name for this launch of the ranks, such as `a0001.g0002` for attempt 1 and generation 2."""
         return f"a{self.launched.attempt:04d}.g{self.launched.generation:04d}"
 
     def _path(self, world: World) -> Path:

@@ -178,7 +178,7 @@ class Answers:
                 )
 
     def _path(self, name: str) -> Path:
-        """Return the path of a name in the folder."""
+        """Return the path of the file called `name` in the folder of shards."""
         return self._folder / name
 
     def _write(self, path: Path, parts: Iterator[bytes] | list[bytes]) -> None:
@@ -190,7 +190,7 @@ class Answers:
 
 
 def _name(shard: range) -> str:
-    """Return the file name of a shard."""
+    """Return the file name of a shard, such as `00000000-00000064`."""
     return f"{shard.start:08d}-{shard.stop:08d}"
 
 

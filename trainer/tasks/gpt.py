@@ -122,7 +122,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the cross entropy of each next byte, and the same in bits per byte."""
+    """Return the mean cross entropy of each next byte, and a dict with the same in bits per byte."""
     nats = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1).float(), batch[:, 1:].flatten())
     return nats, {"bits_per_byte": nats.detach() / _NATS_PER_BIT}
 
@@ -150,7 +150,7 @@ def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
 
 
 def _prediction(settings: Settings, shape: Shape, text: Text) -> Prediction:
-    """Return the prediction over the validation windows."""
+    """Return what to predict with which model: a score for each validation window."""
     return Prediction(
         task=f"gpt {shape}",
         model=lambda: Transformer(shape),

@@ -58,7 +58,10 @@ class Transformer(nn.Module):
     pipeline = ("embedding", "dropout", "blocks.*", "norm", "head")  # what is called one after the other
 
     def tp_plan(self) -> dict[str, str]:
-        """Return the tensor-parallel plan: heads, hidden units, logits and the sequence in between are divided."""
+        """Return the tensor-parallel plan: the style of division by pattern of layer names.
+
+        Heads, hidden units, logits and the sequence in between are divided.
+        """
         return {
             "embedding": "rowwise_to_sequence",
             "*norm": "sequence_parallel",
