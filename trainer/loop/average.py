@@ -19,7 +19,7 @@ class Average:
     """The averages of this rank's trained parameters, of whole ones or of its shards, in `tensors` by name.
 
     At each update the old average has the weight `decay`, and less in the first steps, or the random first weights
-    would stay in the average for long: step n has a share of at least 9 / (10 + n).
+    would stay in the average for long: the weights after step n get a share of at least 9 / (10 + n).
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:

@@ -94,7 +94,7 @@ class Loop:
     own_step: OwnStep | None = None
     flops: Flops | None = None
     average: Average | None = None
-    survivor: StepListener | None = None  # it notes what it takes to go on in place
+    survivor: StepListener | None = None  # it saves each step's state, if ranks may continue in place
     updating: Callable[[], None] | None = (
         None  # called when the weights are about to change, where ranks may continue in place
     )
@@ -108,18 +108,18 @@ class Loop:
     place: Placing = field(init=False)  # on this rank's device
     logs: bool = False  # the step under way is one to log
     gathers: bool = False  # the losses of the step under way are gathered over ranks
-    rates: dict[str, float] = field(default_factory=dict)  # of the last step that was logged
-    means: dict[str, float] = field(default_factory=dict)  # of the losses of the step, where they are looked at
-    validated: tuple[int, dict[str, float]] = (-1, {})  # a step, and what other ranks have found after it
+    rates: dict[str, float] = field(default_factory=dict)  # learning rates by name, of the last step that was logged
+    means: dict[str, float] = field(default_factory=dict)  # mean losses of the step, if `spike_factor` is set
+    validated: tuple[int, dict[str, float]] = (-1, {})  # a step, and the values that other ranks found after it
     goes_back: bool = False  # a spike sends the training back to the newest checkpoint, past its samples
     out_of_time: bool = False
     left: int | None = None  # samples of the epoch that are still to come
     steps: int = 0  # since the last line of metrics
     samples: int = 0  # since the last line of metrics
-    spent: Spent = field(default_factory=lambda: ({}, 0.0))  # in these steps, where ranks met again after them
-    norm: Tensor | None = None  # of the last step's gradients, where they are clipped or logged; not read
+    spent: Spent = field(default_factory=lambda: ({}, 0.0))  # in these steps, before ranks reconnected
+    norm: Tensor | None = None  # of the last step's gradients, if clipped or logged
     fingerprint: str = ""
-    info: Info = field(default_factory=dict)  # what is noted with a checkpoint
+    info: Info = field(default_factory=dict)  # values for a checkpoint's manifest
 
     def __post_init__(self) -> None:
         self.strategy, self.progress = self.training.strategy, self.training.progress
@@ -129,7 +129,10 @@ class Loop:
             self.piped = Piped(self.strategy.pipeline)
 
     def run(self) -> int:
-        """Train to the end and return 0, or return 75 (to be resumed) if asked to stop, with everything saved."""
+        """Train to the end and return 0, or return 75 (to be resumed) if asked to stop, with everything saved.
+
+        It also returns 75, with `goes_back` True, if a spike of the loss sends the training back to a checkpoint.
+        """
         self.callbacks.on_start(self.training)
         try:
             if self._train():
@@ -143,7 +146,10 @@ class Loop:
             self.callbacks.on_end(self.training)
 
     def _train(self) -> bool:
-        """Train to the end, or until a stop; return True if the training has to be resumed, with everything saved."""
+        """Train until the end, a stop, or a spike that sends the training back; return False only at the end.
+
+        After a stop everything is saved.
+        """
         self.phases.lap("other")
         self.phases.take()  # loading, and what else comes before the first step, is no time of a step
         if self.survivor is not None:

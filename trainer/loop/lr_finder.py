@@ -48,8 +48,9 @@ def learning_rate_finder(
 ) -> Sweep:
     """Sweep the learning rate from `lowest` to `highest` in equal ratios over `steps` steps, until the loss diverges.
 
-    Returns the rates and losses. `run_step` does one optimizer step and returns its loss, the same on all ranks. Other
-    parameter groups keep their ratio to the first one. Call this inside `put_back`, which restores the training.
+    Returns the rates, their losses, and a rate to train with. `run_step` does one optimizer step and returns its loss,
+    the same on all ranks. Other parameter groups keep their ratio to the first one. Call this inside `put_back`, which
+    restores the training.
     """
     ratios = [_ratio(group["lr"], optimizer.param_groups[0]["lr"]) for group in optimizer.param_groups]
     rates: list[float] = []

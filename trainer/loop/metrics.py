@@ -167,6 +167,7 @@ class Reports(Callback):
         self._wire = wire
 
     def on_log(self, training: Training, line: Line) -> None:
+        """Send the step's loss, learning rate and speed, and the slow rank if there is one."""
         words = {name: line[name] for name in _SAID if name in line}
         self._wire.report_step(training.step, training.total_steps, **words)
         if "slow_rank" in line:

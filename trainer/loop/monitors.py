@@ -76,7 +76,10 @@ class BestModel(Callback):
         self._save = save
 
     def on_start(self, training: Training) -> None:
-        """Save again if the checkpoint was made with the best value, as a kill may have prevented `save`."""
+        """Call `save` again if the loaded checkpoint is of the step with the best value.
+
+        A kill may have come between that checkpoint and the `save`.
+        """
         # The kill may have come when its checkpoint was committed, but not yet saved separately.
         if self.best.value is not None and self.step == training.step:
             self._save(self.step, {self.monitor: self.best.value})

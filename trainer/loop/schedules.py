@@ -48,7 +48,7 @@ class Schedule:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def step(self) -> None:
-        """Step the scheduler after an optimizer step."""
+        """Step the scheduler after an optimizer step; a ReduceLROnPlateau is left to `validated`."""
         if self._scheduler is None or self.needs_validation:
             return
         if self._stepped:
@@ -113,7 +113,7 @@ class Schedule:
             self._step_quietly(done)
 
     def _make_again(self) -> None:
-        """Make the scheduler again from the optimizer's current settings."""
+        """Make the scheduler again, on an optimizer with the options that it had before there was a scheduler."""
         self._reset_groups()
         self._scheduler = self._make(self._optimizer, self._total_steps) if self._make is not None else None
 

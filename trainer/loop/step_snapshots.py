@@ -50,21 +50,21 @@ class StepSnapshots:
     """
 
     launched: Launched
-    loads: bool  # the state of a rank that was killed may be kept by snapshots and checkpoints alone
-    has_replica: bool  # another rank has it too; with `loads` as well: another rank may have it
-    made: bool  # the model was, by a function: it can be made again
+    loads: bool  # only snapshots and checkpoints may have the state of a killed rank
+    has_replica: bool  # another rank has the same parameters; with `loads`: it may have them
+    made: bool  # a function made the model, and can make it again
     node_suffices: bool  # the ranks of a node have all of the parameters between them
     rank_states: RankStateFile | None = None
-    copies: Copies | None = None  # of the states of another node's ranks, where a node may be replaced
+    copies: Copies | None = None  # of the states of a rank of another node; None: no node may be replaced
     snapshot: Snapshot | None = None  # of the last step
-    source: Source | None = None  # with hsdp: what its part can be taken from
-    part: ShardState | None = None
+    source: Source | None = None  # with hsdp: the tensors that `part` is taken from
+    part: ShardState | None = None  # this rank's shards, while its model is rebuilt
     updating: bool = False  # an update is under way, so that the weights are of no step
     drawn: GeneratorStates | None = None  # this rank's random generators as last recorded
-    old_place: tuple[int, int] | None = None  # its rank and their number in its states
+    old_place: tuple[int, int] | None = None  # this rank and the number of ranks when its states were saved
     validated: tuple[int, dict[str, float]] = (-1, {})  # the step of the last validation, and what it found
     verified: dict[int, bool] = field(default_factory=dict)  # checkpoints that this process has verified, or written
-    resized: bool = False  # the end of the step after which it goes on is for other ranks than its beginning was
+    resized: bool = False  # the ranks after the step are not those before it
 
     def begin(self, loop: Loop) -> None:
         """Start new files for the states of this rank alone, after removing those of its earlier processes.

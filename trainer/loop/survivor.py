@@ -66,11 +66,11 @@ class Survivor:
 
     wire: Wire
     member: Membership | None
-    arriving: bool  # the others are in the middle of the training
+    arriving: bool  # this rank joins others that are in the middle of the training
     snapshots: StepSnapshots
     messages: LaunchMessages = field(default_factory=LaunchMessages)
-    active: bool = False
-    step_samples: int | None = None  # of the step after which it goes on; None: before the first one
+    active: bool = False  # launch may replace a killed rank
+    step_samples: int | None = None  # of the step to continue after; None: before the first step
     step_at_loss: int = 0  # the steps done when another rank was killed
     reload_reason: str = ""  # why all ranks load what was saved; empty if they need not
     _pace: Pace = field(default_factory=Pace)
@@ -169,9 +169,10 @@ class Survivor:
         self._save_rank_state(loop, loop.progress.step + 1)
 
     def updating(self) -> None:
-        """Record that the weights belong to no step until `update_done`.
+        """Wait for the copies of states and the device's work, then record that the weights belong to no step.
 
-        Raises DistNetworkError if connections were cut, so that gradients may lack those of other ranks.
+        `update_done` ends that. Raises DistNetworkError if connections were cut, so that gradients may lack those of
+        other ranks, and RuntimeError if a rank with a copy is gone.
         """
         self.snapshots.await_copies()
         self._check_arrived()
@@ -201,7 +202,10 @@ class Survivor:
             self.snapshots.resized = False
 
     def step_done(self, loop: Loop) -> None:
-        """Raise an error to leave the step together with the other ranks, if new ranks wait to join."""
+        """Raise DistBackendError to leave the step together with the other ranks, if new ranks wait to join.
+
+        A save that is being written is waited for before.
+        """
         if self.active and loop.checkpointer.all_regroup:
             loop.checkpointer.wait()
             raise dist.DistBackendError("new ranks wait to join")
@@ -262,7 +266,7 @@ class Survivor:
         loop.survivor, loop.updating, loop.checkpointer.would_regroup = self, self.updating, self._has_joiners
 
     def _check_arrived(self) -> None:
-        """Raise DistNetworkError if the update's input from other ranks was cut off."""
+        """Wait for the device's work; raise DistNetworkError if the update's input from other ranks was cut off."""
         if self.member is not None:
             group_connections.check_arrived(self.member.world.device)
 
