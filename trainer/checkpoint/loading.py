@@ -199,9 +199,10 @@ class Reader:
             )
 
     def _kept_targets(self) -> dict[str, Tensor]:
-        """Return an empty tensor for each tensor in the state of other objects, and in optimizers' documents, by name.
+        """Return by name an empty tensor for each tensor in the state of objects other than models.
 
-        It is sharded like the object's present tensor if that has the same shape, else whole.
+        Tensors in the optimizers' documents count too. Each is sharded like the object's present tensor if that has the
+        same shape, else whole.
         """
         kept = [_SHARED_PREFIX, f"state/{_OPTIMIZER_DOCUMENTS}"] + (
             [f"state/{of_rank(self._me.rank)}/"] if self._me else []

@@ -125,7 +125,7 @@ class OptimizerNames:
 
 
 def sharded_again(tensor: Tensor, parameter: Tensor, layout: Layout | None) -> Tensor:
-    """Return a whole tensor sharded over its parameter's mesh by `layout`, or unchanged if that is None.
+    """Return `tensor`, which is whole, sharded over its parameter's mesh by `layout`, or unchanged if that is None.
 
     If the mesh has another number of dimensions than when it was saved, each rank gets the whole tensor.
     """

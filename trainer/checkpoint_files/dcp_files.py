@@ -78,16 +78,16 @@ def _described(one: Weight) -> bytes:
 
 
 def _part_of(alias: str, one: Weight) -> bytes:
-    """Return the pickled index of the only chunk of the tensor `one`.
+    """Return the pickled index of the only chunk of the tensor `one`, under the name `alias`.
 
-    `alias` is the name to write, as a tied tensor has several.
+    A tied tensor has several names, each of which is written.
     """
     fields = {"fqn": pickled.text(alias), "index": pickled.number(0), "offset": _size([0] * len(one.shape))}
     return pickled.record(pickled.name_of(_WORDS, "MetadataIndex"), fields)
 
 
 def _place(at: int, size: int) -> bytes:
-    """Return the pickled place of a tensor in the data file."""
+    """Return the pickled position of a tensor in the data file: `size` bytes from offset `at` on."""
     fields = {"relative_path": pickled.text(_DATA), "offset": pickled.number(at), "length": pickled.number(size)}
     return pickled.record(pickled.name_of(_FILES, "_StorageInfo"), fields)
 

@@ -57,7 +57,8 @@ class Held:
     ) -> "Held":  # fmt: skip
         """Return which files of a checkpoint a disk has, by their sizes on it.
 
-        `data` is the encoded form of `manifest`; `committed` says whether the folder has its final name.
+        `data` is the encoded form of `manifest`. `sizes` gives the size of each file by name (None: it is no regular
+        file). `committed` says whether the folder has its final name.
         """
         present = tuple(file.name for file in manifest.files if sizes.get(file.name) == file.size)
         missing = tuple(file.name for file in manifest.files if file.name not in present)

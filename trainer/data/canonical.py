@@ -138,7 +138,7 @@ class CanonicalReader:
         return next((item for shard in shards for item in self._opened(shard, range(0))), None)
 
 
-def checked(dataset: Any, sharing: Sharing) -> None:
+def check_shards(dataset: Any, sharing: Sharing) -> None:
     """Raise BadSettings if the data set's shards cannot be divided over the ranks or the batch of `sharing`."""
     shards = dataset.shards
     if type(shards) is not int or shards < sharing.world_size:

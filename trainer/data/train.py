@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any
 
-from trainer.data.canonical import checked
+from trainer.data.canonical import check_shards
 from trainer.data.fetch import Collate
 from trainer.data.fetchers import Fetching
 from trainer.data.indexed import Indexed
@@ -162,7 +162,7 @@ def _step_agreement(reading: Reading, sum_over_ranks: Callable[[int], int] | Non
     """
     sharing, dataset = reading.sharing, reading.dataset
     if has_shards(dataset):
-        checked(dataset, sharing)
+        check_shards(dataset, sharing)
     elif not shards_itself(dataset):
         return StepAgreement(sharing, int)
     elif sharing.batch_size < sharing.world_size * sharing.accumulate:

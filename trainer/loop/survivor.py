@@ -99,7 +99,7 @@ class Survivor:
     # -- in each step
 
     def begin(self, loop: Loop, settings: Settings, dataset: Any) -> None:
-        """Prepare to continue in place before the first step: from then on, launch may replace another rank."""
+        """Prepare to continue in place before the first step, if that is possible; launch may then replace a rank."""
         launched = self.launched
         if self.active or (launched.control is None and not launched.rank_states_copied):
             return

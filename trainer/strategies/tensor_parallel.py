@@ -86,8 +86,7 @@ def has_divided_vocabulary(plan: Plan) -> bool:
 def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = False) -> None:
     """Make every parameter of this rank a DTensor on `mesh`, whose ranks divide layers by `plan`, in place.
 
-    All ranks call it, and rank 0's values count. With `alike` the ranks have the same values before, and nothing is
-    sent.
+    All ranks call it and get rank 0's values. With `alike` the ranks have the same values before, and nothing is sent.
     """
     if not alike:
         broadcast_from_first(module.parameters())
