@@ -111,7 +111,7 @@ class Checkpointer:
         """Load the newest complete checkpoint into the objects; return its step, or 0 if there is none.
 
         All ranks call it. Raises Fenced if the run's processes were launched again since, and the newer ones own the
-        folder.
+        folder, and TrainerError if the checkpoint is of another model or parts of a damaged one are in the objects.
         """
         self._wire.take_back_done()  # reported by another training of this script
         saver = self._open()
@@ -219,7 +219,8 @@ class Checkpointer:
         """Save the end of the training, report that the work is done, and return the state's fingerprint.
 
         `info` are values for the checkpoint's manifest. With `fingerprint` False the ranks do not read and compare the
-        whole state once more, and "" is returned. Raises SaveFailed.
+        whole state once more, and "" is returned. Raises Fenced and SaveFailed, and CheckpointDamaged if the bytes on
+        disk are not those that were written.
         """
         if not self._save_surely(step, info):
             self._give_up()

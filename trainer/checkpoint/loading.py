@@ -145,10 +145,11 @@ class Reader:
             hash_file(self.path / file.name, file.size, file.digest)
 
     def apply(self, save_group: SaveGroup | None = None) -> None:
-        """Restore optimizers and other objects from the tensors and documents that `read` read.
+        """Restore optimizers, other objects and random generators from the tensors and documents that `read` read.
 
-        With `save_group`, of which all ranks call it, the state that all ranks share comes from its first rank. Raises
-        TrainerError if an optimizer is not the one that was saved.
+        If the number of ranks has changed, the generators are seeded anew. With `save_group`, of which all ranks call
+        it, the state that all ranks share comes from its first rank. Raises TrainerError if an optimizer is not the one
+        that was saved.
         """
         if save_group is not None:
             self._take_shared_from_first(save_group)

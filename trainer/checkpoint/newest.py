@@ -40,7 +40,7 @@ class NewestState:
     def _load_from_disk(self) -> Loaded | None:
         """Load the newest undamaged checkpoint on disk and return facts about it, or None if there is none.
 
-        Raises TrainerError if all are damaged.
+        Raises TrainerError if none is left once parts of a damaged one have been read into the objects.
         """
         passed_over: set[int] = set()
         while True:

@@ -386,7 +386,8 @@ class Saver:
     def _clean_up(self, request: SaveRequest) -> None:
         """Make the checkpoint the best if the request says so, and delete old checkpoints.
 
-        It follows a commit, which stays valid even if this fails.
+        If nodes share no disk, it may wait for second copies before. It follows a commit, which stays valid even if
+        this fails.
         """
         try:
             if request.best:
@@ -403,7 +404,7 @@ class Saver:
             log.warning("after the checkpoint of step %d: %s", request.step, error)
 
     def _await_copies(self, step: int) -> list[Stock]:
-        """Wait until second copies are recent enough; return for each disk which files of which saves it has.
+        """Wait until second copies lag by no more than the limit; return which files of which saves each disk has.
 
         All ranks call it. Raises OSError if a disk cannot be read.
         """
