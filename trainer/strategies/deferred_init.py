@@ -157,7 +157,7 @@ _at_work: list[_DeferredInit] = []
 
 
 def is_deferred() -> bool:
-    """Return whether a model is being made without values, so that code cannot try it out."""
+    """Return whether the code that runs now must not depend on a model's weights, as a checkpoint will replace them."""
     return bool(_at_work)
 
 

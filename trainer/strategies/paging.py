@@ -75,7 +75,10 @@ class _Paging(TorchDispatchMode):
         self._digest = xxhash.xxh3_128()  # of all that the model has in the end
 
     def register(self, parameter: nn.Parameter) -> None:
-        """Begin to manage a parameter's memory, and reduce all others to rows; small parameters are left whole."""
+        """Begin to manage a parameter's memory, and reduce all others to rows.
+
+        Small parameters, and those that are not on the CPU, are left whole.
+        """
         storage = parameter.untyped_storage()
         fits = parameter.is_contiguous() and storage.nbytes() == parameter.nbytes >= _SMALLEST_BYTES
         if self._count == 1 or not fits or parameter.device.type != "cpu" or parameter.ndim == 0:

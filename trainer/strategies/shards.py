@@ -168,7 +168,10 @@ def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
 
 
 def _policy(module: nn.Module, dtype: torch.dtype | None) -> MixedPrecisionPolicy:
-    """Return the policy that gathers parameters in `dtype` and reduces gradients in fp32; None changes no type."""
+    """Return the policy that gathers parameters in `dtype` and reduces gradients in fp32.
+
+    The policy changes no type if `dtype` is None, or if the module has BatchNorm or the like.
+    """
     if dtype is None or _keeps_statistics(module):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
