@@ -82,7 +82,7 @@ class TrainData:
         """Yield the rest of this epoch's batches, and then add 1 to `epoch`.
 
         If the generator is closed early, the next call begins after the last optimizer step that was yielded
-        completely.
+        completely. Raises TrainerError if the position was changed meanwhile, or if the epoch has no sample.
         """
         self._stop()
         turn = self._turn
@@ -108,7 +108,11 @@ class TrainData:
         return {"epoch": self.epoch, "samples_done": done, **self._source.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a position that `state_dict` returned, even with other ranks, workers or `accumulate`."""
+        """Continue from a position that `state_dict` returned, even with other ranks, workers or `accumulate`.
+
+        Raises BadSettings if the position is of other data, or if a stream cannot continue so in the middle of an
+        epoch.
+        """
         self._stop()
         missing = sorted(self.state_dict().keys() - state.keys())
         if missing:
