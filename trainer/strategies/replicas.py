@@ -101,7 +101,10 @@ class _Replica(DistributedDataParallel):
         self.reducer._rebuild_buckets()  # noqa: SLF001 - nor to make them before the second step
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        """Return DDP's parameters in reverse order, which decides its buckets."""
+        """Return DDP's parameters in reverse order, which decides its buckets, and whether each has sparse gradients.
+
+        With `find_unused_parameters` the order stays, as DDP then goes from the last one by itself.
+        """
         parameters, sparse = super()._build_params_for_reducer()
         if self.find_unused_parameters:  # DDP keeps to its first buckets then, and goes from the last one by itself
             return parameters, sparse
