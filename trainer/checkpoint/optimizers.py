@@ -19,7 +19,7 @@ Layout = list[int | None]  # for each dimension of the mesh, the one of the tens
 
 
 class OptimizerNames:
-    """One optimizer with the names that a checkpoint has for the state of its parameters."""
+    """An optimizer with the names that a checkpoint has for the state of its parameters."""
 
     def __init__(self, key: str, optimizer: Optimizer, models: ModelNames) -> None:
         self.optimizer = optimizer

@@ -53,7 +53,7 @@ class CheckpointDirectory:
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """One checkpoint to be written; the bytes of the plan's parts are in the staging buffer.
+    """A checkpoint to be written; the bytes of the plan's parts are in the staging buffer.
 
     `documents` are the JSON documents by name, and `info` values for the manifest. `best`: it becomes the best
     checkpoint. `weights` names the parts that have to be finite for `Outcome.finite`.

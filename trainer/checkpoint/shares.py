@@ -36,7 +36,7 @@ class Share(msgspec.Struct, array_like=True):
 
 
 class TensorShares(msgspec.Struct, array_like=True):
-    """One tensor of the unsharded state, and the shares of it that ranks have."""
+    """A tensor of the unsharded state, and the shares of it that ranks have."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -11,7 +11,7 @@ from trainer.checkpoint_files.direct import PAGE_BYTES
 
 
 class Staging:
-    """One buffer of host memory, pinned if there is a GPU so that it fills at the speed of the bus."""
+    """A buffer of host memory, pinned if there is a GPU so that it fills at the speed of the bus."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

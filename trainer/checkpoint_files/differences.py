@@ -39,7 +39,7 @@ class OtherTensor:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """All differences between two checkpoints, as `differences` returns them.
+    """The differences between two checkpoints, as `differences` returns them.
 
     `tensors` counts those compared, `different` names those that differ, `first` describes the first of these, and
     `kept` has the paths of other state that differs, such as `rank/00001/generators/torch`.

@@ -69,7 +69,7 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor of the unsharded state: its type, shape and where its parts are."""
+    """A tensor of the unsharded state: its type, shape and where its parts are."""
 
     dtype: str
     shape: tuple[Size, ...]
@@ -94,7 +94,7 @@ class TreeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything a checkpoint consists of.
+    """The contents of a checkpoint, as a list that is saved with it.
 
     `nonce` is the save's random name. `trees` are JSON documents by name. `ranks` are those whose state is in a
     snapshot of one node (None: all ranks). `apart`: the files are on several disks. `finite`: each weight is a number.

@@ -33,7 +33,7 @@ from trainer.errors import CheckpointDamaged
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One checkpoint as one disk has it: `present` and `missing` name its files there.
+    """A checkpoint as one disk has it: `present` and `missing` name its files there.
 
     `nonce` is the save's random name, `attempt` that of the run, `folder` the name of its folder, and `digest` that of
     its manifest. `committed` is False for a prepared draft, which counts only if another disk has committed it.
@@ -89,7 +89,7 @@ def inventory(folder: Path) -> list[Held]:
 
 @dataclass(slots=True)
 class SaveOnDisks:
-    """One committed checkpoint, and which of several numbered disks have its manifest and each of its files.
+    """A committed checkpoint, and which of several numbered disks have its manifest and each of its files.
 
     `held` describes it on one of them, `with_manifest` are the disks with its manifest, and `holders` gives by file
     name the disks that have the file.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Save(NamedTuple):
-    """One save of a checkpoint: its step and nonce, on whichever disks its files are."""
+    """A save of a checkpoint: its step and nonce, on whichever disks its files are."""
 
     step: int
     nonce: str

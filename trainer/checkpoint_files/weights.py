@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor as it is exported: its name, type and shape."""
+    """A tensor as it is exported: its name, type and shape."""
 
     name: str
     dtype: str

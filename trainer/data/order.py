@@ -96,7 +96,7 @@ def micro_batches(done: int, length: int, sharing: Sharing, *, drop_last: bool) 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch of this rank.
+    """A micro-batch of this rank.
 
     `samples` counts this rank's real samples; 0 means a filler, whose loss must not count. `scale` is the factor of the
     mean loss before the backward pass. `ends_step`: it is the last micro-batch of an optimizer step, which has

@@ -141,9 +141,9 @@ class TrainData:
 class SharedPlace:
     """The part of the position that all ranks share, for data whose position differs by rank.
 
-    Such data has `TrainData.per_rank`. This part is saved once for all. If the number of ranks changes, no rank's own
-    position is useful; then this part says which epoch is next, or that the epoch cannot continue in its middle. Load
-    it before the rank's own position.
+    For that data `TrainData.per_rank` is True. This part is saved once for all ranks. If the number of ranks changes,
+    no rank's own position is useful; then this part says which epoch is next, or that the epoch cannot continue in its
+    middle. Load it before the rank's own position.
     """
 
     def __init__(self, data: TrainData) -> None:

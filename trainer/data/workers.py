@@ -41,7 +41,7 @@ class WorkerTraceback(Exception):
 
 
 class _Worker(NamedTuple):
-    """One worker process, the pipes to and from it, and the tasks that it has not answered, oldest first.
+    """A worker process, the pipes to and from it, and the tasks that it has not answered, oldest first.
 
     `reaping` is held while the process is waited for, as the wait fails if two threads do so.
     """

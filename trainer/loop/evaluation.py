@@ -261,8 +261,8 @@ class SeveralEvaluations:
 def answer_alone(model: nn.Module, batch: Any) -> Any:
     """Return the model's output for a batch.
 
-    A mapping is passed as keyword arguments. Of a tuple or list only the first item is passed: the input, which labels
-    follow. Anything else is passed as it is.
+    A mapping is passed as keyword arguments. From a tuple or list only the first item is passed, the input, as labels
+    follow it. Anything else is passed as it is.
     """
     if isinstance(batch, Mapping):
         return model(**batch)

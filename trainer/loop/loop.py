@@ -65,7 +65,7 @@ class StepListener(Protocol):
 
 @dataclass(slots=True)
 class Loop:
-    """All parts of one `fit` call: model, data, schedules, evaluation, checkpointer, callbacks and the current step.
+    """The parts of one `fit` call: model, data, schedules, evaluation, checkpointer, callbacks and the current step.
 
     `given` are the settings that checkpoints keep, `own_step` is the user's own training step, and `fingerprint` that
     of the final state. `epoch_samples` and `left` count the samples of an epoch and those still to come (None:

@@ -147,7 +147,7 @@ def _setting(default: Any, kind: Kind, help_text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings of a training. Raises BadSettings that lists every value that cannot work."""
+    """The settings of a training. Raises BadSettings that lists every value that cannot work."""
 
     max_epochs: int | None = _setting(None, _whole(1), "end after so many passes over the data")
     max_steps: int | None = _setting(None, _whole(1), "end after so many optimizer steps")

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One forward pass: its positional and named arguments (`given`), and its output.
+    """A forward pass: its positional and named arguments (`given`), and its output.
 
     `marks` are the marks (see `marks_of`) of both when the pass ended; marks that are computed again differ if a tensor
     was changed since.

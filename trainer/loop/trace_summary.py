@@ -41,7 +41,7 @@ Span = tuple[float, float]  # seconds, from and to
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective as one rank saw it: its operator's name, and the seconds from its begin to its end.
+    """A collective as one rank saw it: its operator's name, and the seconds from its begin to its end.
 
     `sent` is the bytes that the rank gave, `open_s` those of its `seconds` in which the rank computed nothing, and
     `phase` the phase of the step in which the rank waited for it or launched it.

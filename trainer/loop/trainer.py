@@ -73,7 +73,7 @@ MakeOptimizer = Callable[[Any], Optimizer | Optimizers]  # of trainer.strategies
 
 
 class Trainer:
-    """One training; `fit()` resumes from its newest checkpoint, or begins it."""
+    """A training; `fit()` resumes from its newest checkpoint, or begins it."""
 
     def __init__(
         self,

@@ -140,7 +140,7 @@ class _DeferredInit(TorchDispatchMode):
 class _PastOperations(TorchFunctionMode):
     """A function mode that raises WeightsWanted for reads of uninitialised memory that dispatch does not see.
 
-    Such functions are `__array__`, `__deepcopy__` and the like.
+    These functions are `__array__`, `__deepcopy__` and the like.
     """
 
     def __init__(self, deferred: _DeferredInit) -> None:

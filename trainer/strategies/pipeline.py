@@ -433,7 +433,7 @@ def _refuse_what_is_in_two_stages(
 def _refuse_what_is_in_no_stage(module: nn.Module, parts: Sequence[str]) -> None:
     """Raise BadSettings for parameters that are in none of the named parts, and for persistent buffers or extra state.
 
-    Such state would differ between ranks.
+    These buffers and this state would differ between ranks.
     """
     known = {id(one) for name in parts for one in module.get_submodule(name).parameters()}
     title = type(module).__name__

@@ -147,8 +147,8 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
 class Queue:
     """The shards that are still to do; each rank takes the next one when it is ready, so that all end together.
 
-    Of ranks that work on the same samples the first one takes a shard, and the others read its number from the store,
-    in the same order.
+    Among ranks that work on the same samples the first one takes a shard, and the others read its number from the
+    store, in the same order.
     """
 
     def __init__(self, shards: Sequence[range], batch_size: int, world: World) -> None:
