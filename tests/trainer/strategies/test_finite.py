@@ -122,9 +122,9 @@ def test_a_loss_is_one_number():
 def test_counts_come_back():
     skips = Skips()
     for finite in (True, False, torch.tensor(False)):
-        skips.note(finite)
+        skips.count(finite)
     assert skips.read() == (2, 2)
     again = Skips()
     again.load_state_dict(skips.state_dict())
-    again.note(True)
+    again.count(True)
     assert again.read() == (2, 0)
