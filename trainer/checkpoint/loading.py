@@ -221,7 +221,7 @@ class Reader:
         }
 
     def _take_shared_from_first(self, save_group: SaveGroup) -> None:
-        """Replace the shared state that was read by rank 0's; all ranks of the group call it.
+        """Put rank 0's shared state in place of the one that this rank has read; all ranks of the group call it.
 
         It is needed for snapshots, as each node's snapshot has the shared state of its own first rank.
         """

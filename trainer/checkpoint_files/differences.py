@@ -28,7 +28,8 @@ _NO_PLACE = object()
 class OtherTensor:
     """A tensor that differs: the index of the first different element, and its values in the two checkpoints.
 
-    If type or shape differ, the index is empty, and these are given in place of values.
+    If type or shape differ, or one checkpoint lacks it, the index is empty, and `one` and `other` describe type and
+    shape.
     """
 
     name: str

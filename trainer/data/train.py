@@ -159,10 +159,9 @@ class SharedPlace:
 
 
 def _step_agreement(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> StepAgreement:
-    """Return the agreement over ranks on a step's samples, which only streams need that ranks read in parts.
+    """Return the agreement over ranks on a step's samples; only streams that ranks read in parts use `sum_over_ranks`.
 
-    `sum_over_ranks` sums a number over all ranks (None: not given). Raises BadSettings if the stream does not fit the
-    settings.
+    It sums a number over all ranks (None: not given). Raises BadSettings if the stream does not fit the settings.
     """
     sharing, dataset = reading.sharing, reading.dataset
     if has_shards(dataset):

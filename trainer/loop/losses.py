@@ -221,9 +221,10 @@ class StepCount:
         self._count = here if self._count is None else self._count + here
 
     def factor(self, step_samples: int) -> Tensor | None:
-        """Return the factor that turns gradients of the sum over samples into those of the mean over the count.
+        """Return the factor that turns the step's gradients into those of the mean over the count of all ranks.
 
-        Returns None if the loss function gives no count. All ranks call it.
+        It is the step's samples, by which losses were divided, over that count. Returns None if the loss function gives
+        no count. All ranks call it.
         """
         count, self._count = self._count, None
         if count is None:

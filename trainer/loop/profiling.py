@@ -20,7 +20,7 @@ Report = Callable[[Training, Mapping[str, float]], None]
 
 
 class MarkedPhases:
-    """A stopwatch whose laps are written into the profiler's trace as well."""
+    """A stopwatch that passes its laps to an inner one (`phases`) and writes them into the profiler's trace as well."""
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases

@@ -308,11 +308,12 @@ class Trainer:
         best: bool = False,
         world: World | None = None,
     ) -> dict[str, float]:
-        """Return the values on test data, of the newest complete checkpoint, with `best` of the best one, or of `step`.
+        """Return the values on test data by name, with the weights of the newest complete checkpoint.
 
-        Without a checkpoint the model is tested as it is. Values are named `test_loss`, … and written at the
-        checkpoint's step. They are measured as in a validation, and nothing in the checkpoint folder changes. `world`
-        is the ranks to use; None: all that were started together.
+        With `best` they are those of the best checkpoint, or those of `step`. Without a checkpoint the model is tested
+        as it is. Values are named `test_loss`, … and written at the checkpoint's step. They are measured as in a
+        validation, and nothing in the checkpoint folder changes. `world` is the ranks to use; None: all that were
+        started together.
         """
         refuse_no_data_set(several=True, data=data)
         if self._validated_loss is None and self._metrics is None:
