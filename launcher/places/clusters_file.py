@@ -162,7 +162,9 @@ def hosts_of(place: ClusterEntry, spec: JobSpec) -> list[HostNow]:
 
 
 def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
-    """Return the spec with the cluster's own options where the spec has none of its own."""
+    """Return the spec with its section for this kind of cluster completed: options that have their default value there
+    get the value from the cluster's entry.
+    """
     if (section := OPTIONS_OF.get(place.kind)) is None:
         return spec
     said, usual = getattr(spec, place.kind), section.model()
@@ -322,12 +324,12 @@ class _Defaults(Struct, frozen=True):
 class _QueueEntry(Struct, frozen=True):
     """The options of a batch cluster's entry: how to reach its login node, if it has one, and defaults for the spec."""
 
-    login: str | None = None
-    launch: str = Login().launch
-    folder: str = Login().folder
-    cluster: str | None = None
-    transport: str = Login().transport
-    defaults: tuple[tuple[str, str], ...] = ()
+    login: str | None = None  # the login node, for ssh; None: the cluster's commands are on this machine
+    launch: str = Login().launch  # the program on the login node
+    folder: str = Login().folder  # where code and runs are kept on the login node
+    cluster: str | None = None  # the cluster's name on the login node
+    transport: str = Login().transport  # openssh or paramiko
+    defaults: tuple[tuple[str, str], ...] = ()  # paths of spec options, and their YAML text
 
 
 class _ByKind(Struct, frozen=True):

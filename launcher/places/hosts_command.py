@@ -1,5 +1,5 @@
 """The hosts of a pool as a user's command prints them: one a line, or a JSON list in the form of `hosts:` in the
-clusters file.
+clusters file. A Sequence here is a list as the YAML reader returns it, with the position of each item.
 """
 
 import json

@@ -31,7 +31,7 @@ class ClusterKind:
     path: str  # MODULE:CLASS
     asked: bool = True  # its clusters have to be asked about runs, whose folders do not show everything
     program: str = ""  # the command whose presence makes a cluster of the kind's name usable; "": always usable
-    fresh_s: float | None = None  # how old its answers may be for programs that watch; None: as usual
+    fresh_s: float | None = None  # how old its answers may be for programs that watch; None: their default
     names: tuple[str, ...] = ()  # options that an entry of the clusters file must have
 
 

@@ -25,8 +25,8 @@ class OtherRuns:
         self._words: dict[Path, tuple[float, ClusterAnswer | None]] = {}
 
     def look(self, run_dir: Path) -> OtherRun:
-        """Return the state of the run in the folder `run_dir`, or one with None if the folder does not exist. A lost
-        run of this machine is first continued.
+        """Return the state of the run in the folder `run_dir`; its `state` is None if the folder does not exist. A run
+        of this machine that is lost, because its processes were killed, is first continued.
         """
         if not run_dir.is_dir():
             return OtherRun(None)

@@ -113,7 +113,7 @@ class Place(ABC):
     more.
     """
 
-    kind: str
+    kind: str  # its name in the registry of kinds, such as slurm
     doctor = ""  # module with its checks (a Doctor), imported only for `launch doctor`
     remote = False  # runs have their folders on other machines; those on this one hold copies
     checks_first = False  # it is not asked while this machine finds problems in the spec
@@ -121,7 +121,7 @@ class Place(ABC):
     supports_reach = False  # `reach` can start a program beside the ranks of a node
     supports_tunnel = False  # `line_to` gives a connection to a node that can carry others
     lists_checkpoints = False  # `checkpoints` lists checkpoints on the machines of the run
-    most_in_order = 1  # number of runs of one submit that it can relate to each other without an array
+    most_in_order = 1  # number of runs of one submit, for `max_parallel`, that one job starts in order without an array
     most_files_at_once: int | None = None  # code files that a submit copies itself, not the supervisor; None: all
 
     # -- to be filled in
@@ -196,7 +196,7 @@ class Place(ABC):
         return True
 
     def expect(self, run_dir: Path) -> None:
-        """Start in advance what can be started for the next run, whose folder will be `run_dir`; by default nothing."""
+        """Start processes in advance for the next run, whose folder will be `run_dir`; by default start none."""
 
     # -- runs that are there
 
@@ -239,13 +239,15 @@ class Place(ABC):
         return None
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start `launcher.programs visit` on the machine of the node, and return the connection to it; raise
-        Unreachable or Refused, or by default NotSupported.
+        """Start the program that serves one request about a node's ranks (`launcher.programs visit`) on the node's
+        machine, and return the connection to it; raise Unreachable or Refused, or by default NotSupported.
         """
         raise self.not_supported("a program beside the ranks of a run")
 
     def line_to(self, run: RunDir, node: int) -> "Line":
-        """Return a connection to the machine of the node; raise Unreachable or Refused, or by default NotSupported."""
+        """Return an SSH connection to the machine of the node, which can start commands and carry tunnels; raise
+        Unreachable or Refused, or by default NotSupported.
+        """
         raise self.not_supported("a connection to a node that could carry others")
 
     def hosts_now(self, spec: "JobSpec") -> list[HostNow]:

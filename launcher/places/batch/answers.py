@@ -11,8 +11,9 @@ JOB_ID = re.compile(r"[0-9]{1,10}")
 
 
 def read_submitted(text: str) -> str | None:
-    """Return the id of the submitted job, which may be among lines of a site's banner, or None unless the text has
-    exactly one.
+    """Return the id of the submitted job: the number on the only line that has nothing but a number, or a number and
+    `;CLUSTER`. Return None if no line or several different ones are like this; a site's banner around it does not
+    matter.
     """
     found = {line[1] for line in re.finditer(r"^[ \t]*([0-9]{1,10})(?:;[\w.-]+)?[ \t\r]*$", text, re.MULTILINE)}
     return found.pop() if len(found) == 1 else None

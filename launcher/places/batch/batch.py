@@ -126,10 +126,10 @@ class QueuedJob(msgspec.Struct, frozen=True):
     hosts: str = ""  # those that it has, in the scheduler's own notation
     submit_tokens: frozenset[str] = frozenset()  # that it shows
     element: tuple[str, int] | None = None  # in an array: the array's id, and the number of the run from 0
-    starts_at: float | None = None  # the scheduler's estimate while it waits
-    ends_at: float | None = None  # by its time limit, while it runs
+    starts_at: float | None = None  # Unix time; the scheduler's estimate while it waits
+    ends_at: float | None = None  # Unix time; by its time limit, while it runs
     ended_as: State | None = None  # how the run ended if it left no end record
-    cause: Cause | None = None
+    cause: Cause | None = None  # why the run ended if it left no end record
     exit_code: int | None = None  # of its batch process, if the accounting has it
     suspended: bool = False  # it has its nodes, but stands still
     name: str = ""  # the job's name, if the scheduler lists it
@@ -144,7 +144,7 @@ class QueuedJob(msgspec.Struct, frozen=True):
 class JobStart(msgspec.Struct, frozen=True):
     """The job in which this process runs, and the number of its run if the job is an array's element, else None."""
 
-    job: str
+    job: str  # its id
     element: int | None  # the number of the run in an array, from 0
 
 
@@ -280,8 +280,8 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return jobs of this user with one query: those with the ids `ids`, or those of the run named `called`, or
-        all.
+        """Return jobs of this user with one query: those with the ids `ids`, or those with the job name of run id
+        `called`, or all.
 
         Raise Unreachable, also after `limit_s`, rather than leave a job out.
         """
@@ -338,10 +338,11 @@ class BatchSystem(ABC):
     def start_again(  # noqa: B027 - doing nothing is the default
         self, plan: "Plan", job: str, avoid: Sequence[str], delay_s: float | None = None
     ) -> None:
-        """Make a waiting job start, as far as possible, on nodes that are not in `avoid`; by default nothing is
-        changed.
+        """Change a waiting job so that it starts, if the plan's other options allow it, on nodes that are not in
+        `avoid`; by default nothing is changed.
 
-        With `delay_s` the job is just being requeued, and starts only after that time; the call returns at once.
+        With `delay_s` the job is just being requeued: it also starts only after that time, and the call returns at
+        once, before the scheduler has applied the change.
         """
 
     def follow(self, job: str, others: Sequence[str]) -> bool:  # noqa: ARG002 - of those that can
@@ -352,7 +353,9 @@ class BatchSystem(ABC):
         return False
 
     def warn_before_s(self, plan: "Plan") -> float:
-        """Return how many seconds before the time limit the run is warned, by `warn_before` in the kind's options."""
+        """Return how many seconds before the time limit the run is warned: by the key `warn_before` in the spec's
+        section of this batch system, or by a default.
+        """
         own = getattr(plan.spec, self.kind, None)
         return warned_before_s(plan.spec.resources.time_s, getattr(own, "warn_before_s", _WARNED_S))
 
@@ -399,8 +402,8 @@ class BatchSystem(ABC):
         return [agent_process(plan, attempt, 0), *self.started]
 
     def role_processes(self, whole: "Plan", plan: "Plan", attempt: AttemptDir) -> "list[AgentProcess]":  # noqa: ARG002 - of those that can
-        """Return the processes to start for a role other than the main one, by its plan `plan` within that of the run,
-        `whole`.
+        """Return the processes to start for one role of the run other than its main one. `whole` is the plan of the
+        run, and `plan` the part of it for this role.
 
         The first of them ends together with the role's node 0. By default raise LaunchError: only some batch systems
         support roles.
@@ -482,7 +485,8 @@ def resolved(name: str, hint: str) -> str:
 def fate_by(shown: QueuedJob | None, ours: Collection[str]) -> Fate:
     """Return what the scheduler does with a job, judged by the job's shown state alone (None if it is not shown).
 
-    `ours` are the hosts of this start of the job, with or without their domain.
+    `ours` are the hosts on which this start of the job runs, with or without their domain: a job shown on another host
+    has been queued again.
     """
     if shown is None:
         return Fate.UNKNOWN

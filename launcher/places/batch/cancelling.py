@@ -43,13 +43,13 @@ class Cancelling:
             return CancelReport((), already=True)
         ask_to_stop(self._attempt, "cancel")
         try:
-            return self._with_the_scheduler()
+            return self._end_jobs_without_new_submits()
         except Unreachable as error:
             hint = "hint: if the run is on its nodes it reads the request to end in its folder within seconds"
             raise Unreachable(*error.lines, hint) from error
 
-    def _with_the_scheduler(self) -> CancelReport:
-        """End the run's jobs while no other process can submit it; return the report."""
+    def _end_jobs_without_new_submits(self) -> CancelReport:
+        """Hold off every process that might submit the run, end its jobs, and return the report."""
         with self._no_submit_under_way():
             return self._end_all()
 
@@ -66,8 +66,10 @@ class Cancelling:
         return CancelReport(ended, already=report.already and not others, cut_off=report.cut_off)
 
     def _end_newest(self, job: QueuedJob | None, submit_token: str) -> CancelReport:
-        """End the job of the newest attempt (None if it has none), after asking its processes to save; return the
-        report.
+        """Ask the processes of the newest attempt's job to save and end, end the job, and return the report.
+
+        `job` is None if the attempt has no job. If the job does not show `submit_token`, the attempt's, end nothing and
+        raise Unreachable.
         """
         if (job is None or submit_token not in job.submit_tokens) and (
             why := ThisCluster(self._queue).elsewhere(self._run, self._attempt)
@@ -130,7 +132,7 @@ class Cancelling:
             time.sleep(_STEP_S)
 
     def _job(self) -> tuple[QueuedJob | None, str]:
-        """Return (the attempt's job or None, its submit token).
+        """Return (the attempt's job or None, its submit token or "" if it is unknown).
 
         By the token a job is found even if its submitter was killed before it recorded the id.
         """
@@ -152,8 +154,8 @@ class Cancelling:
         return job, submit_token
 
     def _job_by_name(self) -> tuple[QueuedJob | None, str]:
-        """Return (the job with the run's name or None, its token), for a run whose records hold no token. Elements of
-        arrays are not considered.
+        """Return (the job with the run's name or None, a token that it shows or ""), for a run whose records hold no
+        token. Elements of arrays are not considered.
 
         Raise Unreachable if several live jobs have the name.
         """
@@ -168,7 +170,9 @@ class Cancelling:
 
     def _refuse_to_guess(self, jobs: Sequence[QueuedJob], intent: Intent | None) -> None:
         """Raise Unreachable if one of `jobs`, elements of an array, may be this run's and no record says to which run
-        it belongs. `intent` is the attempt's, None if it cannot be read.
+        it belongs.
+
+        `intent` is the record with the attempt's submit token, None if it cannot be read.
         """
         known = _arrays_known(self._run)
         doubtful = [
@@ -195,7 +199,7 @@ class Cancelling:
             raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
 
     def _wait_for_the_end(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` until this attempt, or a later one of the run, has ended."""
+        """Wait until this attempt, or a later one of the run, has ended; return after `timeout_s` at the latest."""
         deadline = time.monotonic() + timeout_s
         while not self._has_ended() and time.monotonic() < deadline:
             time.sleep(_STEP_S)
@@ -205,7 +209,7 @@ class Cancelling:
                 ask_to_stop(self._attempt, "cancel")
 
     def _wait_until_gone(self, job: str) -> None:
-        """Wait until the job has ended; raise Unreachable if that takes too long."""
+        """Wait until the job has ended; raise Unreachable if it has not within a minute."""
         deadline = time.monotonic() + _GONE_S
         while not self._is_gone(job):
             if time.monotonic() >= deadline:
@@ -229,7 +233,9 @@ def _has_left(job: QueuedJob) -> bool:
 
 
 def _arrays_known(run: RunDir) -> set[str]:
-    """Return the submit tokens of all arrays whose runs have records in any of this user's folders of runs."""
+    """Return the submit tokens of all arrays whose runs have records in the folder that holds `run`, or in another of
+    this user's folders of runs.
+    """
     roots = {run.path.parent, *(path.parent for _, path in registered())}
     folders = [folder for root in roots for folder in root.glob(f"{BATCH_PREFIX}*")]
     return {one.name.removeprefix(BATCH_PREFIX) for one in folders if readable(BatchDir(one).runs, list[str])}

@@ -24,7 +24,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def refusal(self) -> str:
-        """Return the command's error message if its exit code says that the request was refused, else ""."""
+        """Return the error message of a command that failed, or its exit code as text if there is none; else ""."""
         return "" if self.code == 0 else (self.err or self.out).strip()[:300] or f"exit code {self.code}"
 
 

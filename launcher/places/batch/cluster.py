@@ -1,5 +1,6 @@
 """The base class of clusters with a batch queue, whatever their scheduler; and `mend`, which completes what killed
-processes left undone, such as an attempt that was recorded but not submitted.
+processes left undone, such as an attempt that was recorded but not submitted. An attempt's handle is the record of its
+job: the job's id and submit token.
 
 An attempt with an intent and no job was left by a submitter that was killed. A second job with the same token can only
 come from a submitting command that was given up and succeeded later; it would have nothing to do.
@@ -17,7 +18,7 @@ from launcher.places.batch.batch import BatchSystem, ExecHost, Phase, QueuedJob,
 from launcher.places.batch.cancelling import Cancelling
 from launcher.places.batch.dependencies import dependency_problems
 from launcher.places.batch.hand_over import ThisCluster, hand_over, submit_tokens_of
-from launcher.places.batch.look import Asked, answers_of, look, of_each, silence
+from launcher.places.batch.look import Asked, answers_of, last_answers, look, of_each
 from launcher.places.kinds import of_kind
 from launcher.places.place import CancelReport, HostNow, Place, Preview
 from launcher.plan.facts import Machine, Misfit
@@ -39,8 +40,8 @@ _SEEN_AGAIN_S = 60.0
 
 
 def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
-    """Complete what killed processes left undone, and return the answer about each attempt, None for one that is still
-    being submitted.
+    """Complete what killed processes left undone, and return the scheduler's answer about each of the (run, attempt)
+    pairs, None for one that is still being submitted.
 
     The answers are those of `look`, because the scheduler's list of jobs serves for both.
     """
@@ -55,7 +56,7 @@ def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
         with _ignoring_full_disk():
             _drop_expired_exclusions(queue, attempts, handles, jobs)
     except Unreachable as error:
-        return silence(attempts, error)
+        return last_answers(attempts, error)
     words = answers_of(queue, attempts, handles, jobs)
     for (_, attempt), word, handle in zip(attempts, words, handles, strict=True):
         if word is not None and handle is not None and not word.silent:
@@ -152,7 +153,7 @@ class BatchCluster(Place):
     `takes` are the supported options of the spec's `queue`.
     """
 
-    supports_reach = True
+    supports_reach = True  # `reach` can start a program beside the ranks of a node
     takes: Sequence[str] = ()  # the supported options of `queue`, such as `after` and `max_parallel`
 
     def __init__(self, queue: BatchSystem) -> None:
@@ -165,10 +166,11 @@ class BatchCluster(Place):
         return self.queue.most_in_array
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return the largest number of GPUs that any host has, with the smallest number of cores among the hosts with
-        so many.
+        """Return what a node of the queue that the spec names offers: the largest number of GPUs that any host has, and
+        the smallest number of cores among the hosts with so many.
 
-        If only free GPUs are reported, a spec may request more than that.
+        If the batch system reports only free GPUs, the number is at least what the spec requests. Raise BadInput if no
+        host is up.
         """
         own, called, wanted = getattr(spec, self.kind, None), self.queue.called, spec.resources.gpus_per_node
         hosts = [host for host in self._hosts_for(spec) if host.up]

@@ -27,7 +27,9 @@ _BY_WORDS = """$start /bin/sh -c "NODE=$host; "{program}"""
 
 
 class BatchDoctor(ABC):
-    """The checks of one batch system; `words` are the names of its programs in findings."""
+    """The checks of one batch system; `words` are the names of its programs in findings. A mapping `chosen` holds the
+    options of the checked cluster by their names in the spec, such as `queue`.
+    """
 
     words: QueueNames
     starting = ""  # the command that starts a program on a host of the job; "": words.starter
@@ -74,7 +76,9 @@ class BatchDoctor(ABC):
         return self.trial(chosen, min(request.nodes or 2, len(hosts))) if hosts else None
 
     def trial(self, chosen: Mapping[str, str], nodes: int) -> TrialJobs:
-        """Return how to submit trial jobs of `nodes` nodes, with the options `chosen`."""
+        """Return how to submit trial jobs of `nodes` nodes, or fewer if `most_nodes` sets a limit, with the options
+        `chosen`.
+        """
         system = self.words.queue()
         nodes = min(nodes, self.most_nodes(chosen) or nodes)
         program = _BY_STDIN if self.by_stdin else _BY_WORDS

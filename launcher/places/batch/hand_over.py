@@ -29,7 +29,8 @@ _STILL_AT_IT = (Phase.RUNNING, Phase.ENDING)  # it may yet be requeued, and then
 
 
 def run_of_element(where: Path, index: int | None) -> RunDir | None:
-    """Return the run of element `index` of the array whose folder is `where`, or for None the run in that folder.
+    """Return the run of element `index` of the array whose folder is `where`; if `index` is None, return the run whose
+    folder `where` is.
 
     Return None if that run was never created.
     """
@@ -41,7 +42,8 @@ def run_of_element(where: Path, index: int | None) -> RunDir | None:
 
 
 def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) -> None:
-    """Submit the job, unless another process is doing so, and record its id.
+    """Submit a job for the attempts of `handover` (one attempt, or the first attempts of an array's runs), and record
+    its id. Do nothing if another process is doing so, or if no attempt lacks a job.
 
     With `again` an earlier submit may have succeeded, so the scheduler's jobs are searched for the token first. Raise
     NotStarted if the job is refused, and Unreachable if the result is unknown.
@@ -54,7 +56,7 @@ def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) ->
         known = _known(queue, handover) if again else None
         if known is not None and known.phase in _STILL_AT_IT:
             return
-        made = known or _Known(_submit(queue, handover, lock), handover.intent.submit_token)
+        made = known or _FoundJob(_submit(queue, handover, lock), handover.intent.submit_token)
         handles = {
             attempt: Handle(queue.kind, job_id=_job_id(queue, handover, made.id, index), submit_token=made.submit_token)
             for index, attempt in missing
@@ -66,7 +68,7 @@ def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) ->
                 queue.cancel(handle.job_id)  # meanwhile, when there was no job yet that could have been ended
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _FoundJob(msgspec.Struct, frozen=True):
     """A job that the scheduler has, with its submit token; `phase` is set only for a job of an older attempt."""
 
     id: str
@@ -86,7 +88,7 @@ def _job_id(queue: BatchSystem, handover: Handover, made: str, index: int) -> st
     return queue.name_of(made, index) if handover.intent.batch else made
 
 
-def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
+def _known(queue: BatchSystem, handover: Handover) -> _FoundJob | None:
     """Return the scheduler's job with the attempt's submit token, or None if it has none.
 
     The scheduler is asked again, because an answer from before the lock was held may be out of date. For an attempt
@@ -95,12 +97,12 @@ def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
     jobs, submit_token = queue.jobs(), handover.intent.submit_token
     for one in jobs:
         if submit_token in one.submit_tokens:
-            return _Known(one.id if one.element is None else one.element[0], submit_token)
+            return _FoundJob(one.id if one.element is None else one.element[0], submit_token)
     if handover.intent.reason != "requeue":
         return None
     run, _ = handover.members[0]
     older = ((one, own) for one in jobs if one.phase is not Phase.ENDED and (own := submit_token_on(one, run)))
-    return next((_Known(one.id, own, one.phase) for one, own in older), None)
+    return next((_FoundJob(one.id, own, one.phase) for one, own in older), None)
 
 
 def submit_token_on(job: QueuedJob, run: RunDir) -> str:
@@ -158,7 +160,9 @@ class ThisCluster:
         return self._queue.site()
 
     def note(self, site: Path) -> None:
-        """Record in the file `site` that the job is about to be submitted to this cluster."""
+        """Write the name of this cluster, to which a job is about to be submitted, into the file `site`, unless that
+        exists.
+        """
         if not site.exists():
             write_record(site, Site(self.name))
 

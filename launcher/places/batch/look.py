@@ -32,13 +32,13 @@ def look(queue: BatchSystem, attempts: Asked) -> Answers:
     try:
         jobs = queue.jobs()  # after the handles: a job that has one is in it
     except Unreachable as error:
-        return silence(attempts, error)
+        return last_answers(attempts, error)
     return answers_of(queue, attempts, handles, jobs)
 
 
 def of_each(attempts: Asked, say: Callable[[Asked], Answers]) -> Answers:
-    """Return an answer about each attempt: by one call of `say` for those with readable records, and the last recorded
-    one with the error for one whose records are damaged.
+    """Return an answer about each attempt. Attempts with readable records are answered by one call of `say`; one whose
+    records are damaged gets its last recorded answer, with the error.
     """
     words: dict[AttemptDir, ClusterAnswer | None] = {}
     for run, attempt in attempts:
@@ -54,7 +54,7 @@ def of_each(attempts: Asked, say: Callable[[Asked], Answers]) -> Answers:
     return [words[attempt] for _, attempt in attempts]
 
 
-def silence(attempts: Asked, error: Unreachable) -> Answers:
+def last_answers(attempts: Asked, error: Unreachable) -> Answers:
     """Return the last recorded answer about each attempt, with `error` as the reason why there is no newer one."""
     return [last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
 

@@ -36,7 +36,7 @@ class DeferredCluster(Place):
     """
 
     kind = DEFERRED
-    most_in_order = 10_000
+    most_in_order = 10_000  # runs of one submit that can start in order, for `max_parallel`
 
     def __init__(self, there: Place | None = None) -> None:
         self._there = there

@@ -56,7 +56,7 @@ class GridEngineCluster(BatchCluster):
     options of the spec's `queue`.
     """
 
-    doctor = "launcher.places.gridengine.doctor"
+    doctor = "launcher.places.gridengine.doctor"  # module with its checks
     takes = ("priority", "after", "hold", "at")
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ class GridEngineSystem(BatchSystem):
     kind = "gridengine"
     called = CALLED
     ask = staticmethod(ask)
-    submits = ("qsub", "-terse", "-v", environment.FILE)
-    sees, ends, releases = "qstat -j", "qdel", "qrls"
-    starts = ("qrsh", "-inherit", "-nostdin")
+    submits = ("qsub", "-terse", "-v", environment.FILE)  # submits the script, its last argument
+    sees, ends, releases = "qstat -j", "qdel", "qrls"  # by which a user shows, ends, releases a job
+    starts = ("qrsh", "-inherit", "-nostdin")  # starts a program on another host of the job
     leaves_with: int | None = 99  # the exit code by which a job is requeued
 
     def site(self) -> str:

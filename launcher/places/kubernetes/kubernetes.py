@@ -60,7 +60,7 @@ _MEETS_S = 600.0  # so long the first pod waits for the others
 class KubernetesCluster(BatchCluster):
     """Kubernetes as a cluster to which runs are submitted. `takes` are the supported options of the spec's `queue`."""
 
-    doctor = "launcher.places.kubernetes.doctor"
+    doctor = "launcher.places.kubernetes.doctor"  # module with its checks
     takes = ("hold",)
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ class KubernetesSystem(BatchSystem):
     """
 
     kind, called, ask = "k8s", CALLED, staticmethod(ask)
-    sees, ends = "kubectl describe jobset", "kubectl delete jobset --wait=false"
-    id_variable = "JOB_LAUNCH_JOBSET"
-    gpu_resource = "nvidia.com/gpu"
+    sees, ends = "kubectl describe jobset", "kubectl delete jobset --wait=false"  # by which a user shows, ends a job
+    id_variable = "JOB_LAUNCH_JOBSET"  # holds the job's id in the job
+    gpu_resource = "nvidia.com/gpu"  # the resource name for GPUs
     leaves_with: int | None = _AGAIN  # the exit code upon which the JobSet starts again
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - a cordoned node is avoided by Kubernetes
@@ -314,7 +314,9 @@ def _node(one: Mapping[str, Any], gpu: str) -> ExecHost:
 
 
 def _cores(one: Mapping[str, Any]) -> int:
-    """Return the number of cores in a text such as `16`, or `15890m` for thousandths."""
+    """Return the number of cores that the node `one` offers to pods, at least 1. Kubernetes writes it as `16`, or as
+    `15890m` in thousandths.
+    """
     text = str(_at(one, "status", "allocatable", "cpu") or "1")
     thousandths = number(text.removesuffix("m")) if text.endswith("m") else (number(text) or 1) * 1000
     return max(1, int((thousandths or 1000) // 1000))

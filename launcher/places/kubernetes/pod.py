@@ -110,8 +110,8 @@ def stand_by(folder: Path, index: int) -> None:
 
 
 def meet(folder: Path, count: int, within_s: float) -> dict[str, str]:
-    """Return the address of each pod by its name, in the order of their indices, once all `count` pods have written
-    their files.
+    """Write the first pod's own file, wait until all `count` pods have written theirs, and return the address of each
+    pod by its name, in the order of their indices.
 
     Raise LaunchError if that takes longer than `within_s`. The ages of files are measured by the volume's own clock.
     """

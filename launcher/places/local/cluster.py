@@ -36,11 +36,11 @@ class LocalCluster(Place):
     """This machine as a cluster, with as many nodes as the spec asks for."""
 
     kind = "local"
-    doctor = "launcher.places.local.doctor"
-    most_files_at_once = 2_000  # copied in a tenth of a second
-    most_in_order = 10_000
-    supports_reach = True
-    takes_roles = True
+    doctor = "launcher.places.local.doctor"  # module with its checks
+    most_files_at_once = 2_000  # code files that a submit copies itself, in a tenth of a second
+    most_in_order = 10_000  # runs of one submit that can start in order, for `max_parallel`
+    supports_reach = True  # `reach` can start a program beside the ranks of a node
+    takes_roles = True  # a run may consist of several programs
 
     def machine(self, _spec: JobSpec) -> Machine:
         """Return the cores and GPUs of this machine."""
@@ -77,8 +77,10 @@ class LocalCluster(Place):
         """Return None, because no text is passed to a batch system."""
 
     def warm_up(self, plan: Plan, folder: Path) -> bool:
-        """Start a zygote for this and similar runs of this process to share; `folder` has their `code/`. Return False
-        while its imports are under way, as it pays to wait for them; else True.
+        """Start a zygote for this and similar runs of this process to share: a process that imports torch and what else
+        they need, and is then forked. `folder` has the runs' `code/`.
+
+        Return False while its imports are under way, as it pays to wait for them; else True.
         """
         return warm_up(plan, folder)
 
@@ -152,8 +154,8 @@ def end_here(
 
 
 def _stop(supervisors: Sequence[ProcessId], timeout_s: float) -> None:
-    """Send SIGTERM to the supervisors on this machine, and wait until they have exited, which they do after the grace
-    period of their ranks.
+    """Send SIGTERM to the supervisors on this machine, and wait until all have exited, which they do after the grace
+    period of their ranks, or `timeout_s` has passed.
     """
     asked = [supervisor for supervisor in supervisors if signal_process(supervisor, signal.SIGTERM)]
     deadline = time.monotonic() + timeout_s

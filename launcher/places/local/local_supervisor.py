@@ -75,7 +75,7 @@ class LocalSupervisor(Strategy):
             self._turn = TurnHere(run, attempt, plan, self._wakeup, os.environ)
             first = places[0]
             leave = first.leave if first is not None and not first.warm else None  # the wait might be for days
-            come = self._turn.come(leave)
+            come = self._turn.wait(leave)
             if isinstance(come, AttemptEnd):
                 Messenger(run, attempt).close()  # no allocation has one
                 return come

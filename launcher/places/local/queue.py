@@ -25,7 +25,7 @@ _TURN_S = 0.5
 
 
 class TurnHere:
-    """The wait of one run until it may start on this machine, and the slots (GPUs or cores) that it then takes."""
+    """The wait of one run until it may start on this machine, and the slots (GPUs or cores) that it takes then."""
 
     def __init__(
         self, run: RunDir, attempt: AttemptDir, plan: Plan, wakeup: Wakeup, environ: Mapping[str, str]
@@ -41,7 +41,7 @@ class TurnHere:
         """Return the descriptors that hold the run's slots, which stay taken as long as any process has one open."""
         return self._slots.fds if self._slots is not None else ()
 
-    def come(self, at_first: Callable[[], None] | None = None) -> Plan | AttemptEnd:
+    def wait(self, at_first: Callable[[], None] | None = None) -> Plan | AttemptEnd:
         """Wait until the run may start and return the plan to follow, or return how the run has ended meanwhile.
 
         `at_first` is called once if the run has to wait at all.

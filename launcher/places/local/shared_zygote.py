@@ -73,8 +73,8 @@ class SharedZygote:
         self._say({"op": "preload", "modules": list(plan.entry.preload)})
 
     def look(self) -> None:
-        """Read the zygote's messages, to find out whether it is ready or has ended; end it if its imports take too
-        long.
+        """Read the zygote's messages and set `ready` once its imports are done, or `gone` once it has ended. End it if
+        its imports take longer than their time limit.
         """
         if self._child.poll() is not None:
             self.close()

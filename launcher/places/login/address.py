@@ -34,11 +34,11 @@ class Address(msgspec.Struct, frozen=True):
 class _LoginHead(msgspec.Struct, frozen=True):
     """The part of a spec in a plan that says how to reach the login node."""
 
-    node: str | None = None
-    launch: str = "launch"
-    folder: str = "~/launch"
-    cluster: str | None = None
-    transport: str = "openssh"
+    node: str | None = None  # for ssh
+    launch: str = "launch"  # the program on the login node
+    folder: str = "~/launch"  # where code and runs are kept on the login node
+    cluster: str | None = None  # the cluster's name on the login node; None: local
+    transport: str = "openssh"  # or paramiko
 
 
 class _SpecHead(msgspec.Struct, frozen=True):

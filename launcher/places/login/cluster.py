@@ -64,12 +64,12 @@ class LoginCluster(Place):
     """
 
     kind = KIND
-    doctor = "launcher.places.login.cluster"
-    remote = True
-    checks_first = True
-    supports_reach = True
-    takes_roles = True
-    lists_checkpoints = True
+    doctor = "launcher.places.login.cluster"  # module with its checks
+    remote = True  # runs have their folders on other machines; those on this one hold copies
+    checks_first = True  # it is not asked while this machine finds problems in the spec
+    supports_reach = True  # `reach` can start a program beside the ranks of a node
+    takes_roles = True  # a run may consist of several programs
+    lists_checkpoints = True  # `checkpoints` lists checkpoints on the login node
 
     def __init__(self) -> None:
         self._offered: tuple[JobSpec, Machine] | None = None
@@ -82,7 +82,7 @@ class LoginCluster(Place):
     def machine(self, spec: JobSpec) -> Machine:
         """Return what a node of the cluster offers, as the login node reports it."""
         if self._offered is None or self._offered[0] != spec:
-            address, without = at(spec.login), [secret.name for secret in spec.secrets]
+            address, without = address_for(spec.login), [secret.name for secret in spec.secrets]
             request = AskMachine(address.on, spec)
             machine = persistently(
                 address, lambda line: line.ask(request, Machine, timeout_s=ANSWER_S), without=without
@@ -94,17 +94,17 @@ class LoginCluster(Place):
         """Return the cluster's hosts as the login node reports them, with those runs on them that this machine
         knows.
         """
-        address = at(spec.login)
+        address = address_for(spec.login)
         hosts = ask(address, AskHosts(address.on, spec), list[HostNow], timeout_s=LIMIT_S)
         return [replace(host, runs=tuple(filter(_is_known_here, host.runs))) for host in hosts]
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
         """Return a problem for each condition to wait for that the cluster behind the login node does not support."""
-        return waiting.queue_problems(at(spec.login), spec.queue, awaited)
+        return waiting.queue_problems(address_for(spec.login), spec.queue, awaited)
 
     def runs_folder(self, spec: JobSpec) -> str:
         """Return the folder on the login node that contains the folders of runs."""
-        return waiting.runs_folder(at(spec.login))
+        return waiting.runs_folder(address_for(spec.login))
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
         """Release the held run on its login node."""
@@ -239,7 +239,9 @@ class LoginCluster(Place):
         files.bring_logs(run.whole)
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
-        """Copy logs, metrics and a checkpoint to this machine; return a line of text for each."""
+        """Copy logs, metrics and checkpoints to this machine; return a line of text for each. `checkpoint` is `newest`
+        (with it the best one), `none`, or a step.
+        """
         return files.fetch(run, checkpoint)
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
@@ -290,9 +292,9 @@ def _is_known_here(run_id: str) -> bool:
     return is_run_id(run_id) and registry.is_registered(parse_run_id(run_id))
 
 
-def at(login: Login) -> Address:
-    """Return the address of a login node, with the cluster's name from the clusters file if that has an entry for
-    it.
+def address_for(login: Login) -> Address:
+    """Return the address of a login node. The cluster gets its name in the clusters file, or, if no entry has exactly
+    these options, the login node's name.
     """
     named = (name for name, place in named_clusters().items() if login_of(place) == login)
     return as_planned(next(named, login.node or KIND), login)

@@ -198,8 +198,8 @@ def _outputs_of(remote: RemoteRun, known: dict[str, int]) -> tuple[tuple[tails.T
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
-    """Copy logs, metrics and a checkpoint to this machine (`newest` with the best, `none`, or a step); return a line of
-    text for each.
+    """Copy logs, metrics and checkpoints to this machine; return a line of text for each. `checkpoint` is `newest`
+    (with it the best one), `none`, or a step.
     """
     return mirror.fetch(
         run,

@@ -43,8 +43,8 @@ class AskHosts(msgspec.Struct, frozen=True, tag="hosts"):
 
 
 class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
-    """A question which of these conditions to wait for, the options `queue` and runs on the login node (`to_follow`),
-    the cluster does not support. → list of Misfit
+    """A question about conditions for the start of a run: the options `queue`, and runs on the login node that it has
+    to follow (`to_follow`). The answer names those that the cluster does not support. → list of Misfit
     """
 
     on: str
@@ -121,8 +121,8 @@ class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
     digest: str  # of their code, a tree that the login node has
     specs: tuple[RemoteSpec, ...]
     runs: tuple[RunWanted, ...]
-    secrets: dict[str, str]
-    notifying: Notifying | None = None  # with addresses
+    secrets: dict[str, str]  # values of environment variables, by name
+    notifying: Notifying | None = None  # where to send notifications, with addresses; None: nowhere
 
     def __repr__(self) -> str:
         return f"OpenRuns({self.token[:8]}…)"  # never the secrets
@@ -145,7 +145,9 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
-    """A request for the outcome of each submit token; tokens without one are refused from now on. → dict of Outcome"""
+    """A request for the outcome of each submit token; tokens without one are refused from now on. → dict of Outcome by
+    token
+    """
 
     folder: str
     tokens: tuple[str, ...]
@@ -163,7 +165,7 @@ class KnownRun(msgspec.Struct, frozen=True):
 
 
 class LookAtRuns(msgspec.Struct, frozen=True, tag="look"):
-    """A request for news about runs; unknown runs are left out of the answer. → dict of RunNews"""
+    """A request for news about runs; unknown runs are left out of the answer. → dict of RunNews by run id"""
 
     runs: tuple[KnownRun, ...]
 
@@ -172,8 +174,8 @@ class AttemptNews(msgspec.Struct, frozen=True):
     """One attempt of a run, as the login node's records show it."""
 
     number: AttemptNumber
-    reason: str
-    cause: Cause | None
+    reason: str  # why it was opened: submit, resume or requeue
+    cause: Cause | None  # why the attempt before it ended
     created_at: float
     end: AttemptEnd | None  # None: it has not ended
     stop: StopRequest | None  # None: no stop was requested
@@ -189,7 +191,7 @@ class RunNews(msgspec.Struct, frozen=True):
     state: State
     message: str
     cause: Cause | None
-    job: str | None
+    job: str | None  # id of the newest attempt's job in the cluster behind the login node
     attempts: Annotated[tuple[AttemptNews, ...], msgspec.Meta(max_length=MOST_ATTEMPTS)]  # from the newest known one on
     last: RunState | None  # its state.json
     avoided: tuple[Exclusion, ...]  # hosts that the run excludes for a while
@@ -278,7 +280,7 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
 
     folder: str
     token: str
-    manifest: bytes
+    manifest: bytes  # content of the checkpoint's MANIFEST.json
     kind: SaveKind
     name: str
     at: Count

@@ -63,7 +63,7 @@ _SIGNALS = {"REQUEUE_PEND": Fate.QUEUED_AGAIN, "KILL": Fate.CANCELLED, "TERM": F
 class LsfCluster(BatchCluster):
     """LSF as a cluster to which runs are submitted. `takes` are the supported options of the spec's `queue`."""
 
-    doctor = "launcher.places.lsf.doctor"
+    doctor = "launcher.places.lsf.doctor"  # module with its checks
     takes = ("after", "hold", "at")
 
     def __init__(self) -> None:
@@ -74,10 +74,10 @@ class LsfSystem(BatchSystem):
     """LSF as a batch system: its command lines, and the parsing of their output."""
 
     kind, called, ask = "lsf", CALLED, staticmethod(ask)
-    submits, reads_stdin = ("bsub", "-env", environment.FILE), True
-    sees, ends, releases = "bjobs -l", "bkill", "bresume"
-    starts = ("blaunch", "-n")
-    id_variable, hosts_variable = "LSB_JOBID", "LSB_DJOB_HOSTFILE"
+    submits, reads_stdin = ("bsub", "-env", environment.FILE), True  # submits the script, which it reads from stdin
+    sees, ends, releases = "bjobs -l", "bkill", "bresume"  # by which a user shows, ends, releases a job
+    starts = ("blaunch", "-n")  # starts a program on another host of the job
+    id_variable, hosts_variable = "LSB_JOBID", "LSB_DJOB_HOSTFILE"  # in the job: its id; a file with its hosts
     leaves_with: int | None = _AGAIN  # the exit code by which a job is requeued
     most_in_array = 1000  # LSF's default of MAX_JOB_ARRAY_SIZE
 

@@ -58,7 +58,7 @@ _PUT_BACK = range(60, 64)  # JOB_SUBSTATE_RERUN and what follows it: it runs, an
 class PbsCluster(BatchCluster):
     """PBS as a cluster to which runs are submitted. `takes` are the supported options of the spec's `queue`."""
 
-    doctor = "launcher.places.pbs.doctor"
+    doctor = "launcher.places.pbs.doctor"  # module with its checks
     takes = ("priority", "after", "hold", "at")
 
     def __init__(self) -> None:
@@ -69,12 +69,12 @@ class PbsSystem(BatchSystem):
     """PBS as a batch system: its command lines, and the parsing of their output."""
 
     kind, called, ask = "pbs", CALLED, staticmethod(ask)
-    submits = ("qsub",)
-    sees, ends, releases = "qstat -x -f", "qdel", "qrls"
-    starts = ("pbs_tmrsh",)
-    id_variable, hosts_variable = "PBS_JOBID", "PBS_NODEFILE"
-    gpu_resource = "ngpus"
-    most_in_array = 1000
+    submits = ("qsub",)  # submits the script, its last argument
+    sees, ends, releases = "qstat -x -f", "qdel", "qrls"  # by which a user shows, ends, releases a job
+    starts = ("pbs_tmrsh",)  # starts a program on another host of the job
+    id_variable, hosts_variable = "PBS_JOBID", "PBS_NODEFILE"  # in the job: its id; a file with its hosts
+    gpu_resource = "ngpus"  # the resource name for GPUs
+    most_in_array = 1000  # runs in one job array
 
     def site(self) -> str:
         """Return the server's name from the configuration of PBS's commands."""

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class SlurmCluster(BatchCluster):
     """Slurm as a cluster to which runs are submitted. `takes` are the supported options of the spec's `queue`."""
 
-    doctor = "launcher.places.slurm.doctor"
-    takes_roles = True
+    doctor = "launcher.places.slurm.doctor"  # module with its checks
+    takes_roles = True  # a run may consist of several programs
     takes = ("priority", "after", "hold", "at", "max_parallel")
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Contain
     return Container(_PYXIS, options, ())
 
 
-def is_path(text: str) -> str | None:
+def image_path(text: str) -> str | None:
     """Return the path of the container's image if the text is one on this file system, else None."""
     words = shlex.split(text)
     last = words[-1]
@@ -80,7 +80,7 @@ def container_problems(text: str) -> list[str]:
             )
     elif shutil.which(container.program) is None:
         problems.append(f"no `{container.program}` on PATH; the nodes need it to open {shlex.split(text)[-1]}")
-    path = is_path(text)
+    path = image_path(text)
     if path is not None and not os.path.exists(path):
         problems.append(f"no file {path}")
     return problems

@@ -21,7 +21,7 @@ _ASK = "ask the administrators"
 
 
 def sbatch_finding(path: str | None, version: str | None) -> Finding:
-    """Return the finding about sbatch: its path and version, or that it is missing (None)."""
+    """Return the finding about sbatch: its path and version (None: unknown), or that it is missing if `path` is None."""
     if path is None:
         hint = "run this on a login node of the cluster, or load the module that has Slurm's programs"
         return problem("sbatch", "not on PATH", hint)
@@ -29,8 +29,8 @@ def sbatch_finding(path: str | None, version: str | None) -> Finding:
 
 
 def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], client: str | None) -> Iterable[Finding]:
-    """Yield findings about the controllers: which are `up`, how long an answer took, and whether their version fits
-    sbatch's, `client`.
+    """Yield findings about the controllers: which hosts' controllers are `up`, how long an answer took, and whether
+    their version fits that of sbatch, `client` (None: unknown).
     """
     where = "".join(f" on {host}" for host, well in up.items() if well)
     text = f"cluster {config.cluster or '?'}{where} answers in {took_s * 1000:.0f} ms, version {config.version or '?'}"

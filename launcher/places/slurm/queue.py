@@ -79,7 +79,7 @@ class SlurmSystem(BatchSystem):
 
     kind = "slurm"
     called = CALLED
-    sees, ends = "squeue -j", "scancel"
+    sees, ends = "squeue -j", "scancel"  # by which a user shows, ends a job
     ask = staticmethod(ask)
     warnings: tuple[int, ...] = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -120,8 +120,8 @@ class SlurmSystem(BatchSystem):
         return self.config.cluster or ""
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
-        """Return the whole batch script for sbatch, with the submit token; its early output goes to `where`, the folder
-        of the run or of an array, and nodes in `avoid` are excluded as far as possible.
+        """Return the whole batch script for sbatch, with the submit token. Its early output goes to `where`, the folder
+        of the run or of an array. Nodes in `avoid` are excluded, unless too few would be left for the job.
         """
         bearable, dependency = self._avoidable(plan, avoid), dependency_of(plan.awaited)
         return script.script_of(plan, submit_token, where, bearable, dependency, expedites=self.expedites)
@@ -192,8 +192,10 @@ class SlurmSystem(BatchSystem):
         return ask(release(job)).refusal
 
     def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
-        """Make a waiting job avoid these nodes as far as possible. With `delay_s` the job is just being requeued, and
-        starts only after that time; the call returns at once.
+        """Make a waiting job avoid these nodes, except those without which too few would be left for the job.
+
+        With `delay_s` the job is just being requeued: it also starts only after that time. The call then returns at
+        once, and a process of its own changes the job.
         """
         left_out = script.left_out(plan, self._avoidable(plan, avoid))
         if delay_s is None:
@@ -206,7 +208,8 @@ class SlurmSystem(BatchSystem):
         )
 
     def _avoidable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
-        """Return those of the nodes in `avoid` that the job can do without, preferring the ones lost last.
+        """Return those of the nodes in `avoid` that the job can do without: if too few nodes would be left, the nodes
+        lost last are avoided first.
 
         A job that may not have as many nodes as it needs never starts. Return an empty list if Slurm does not show its
         nodes.
@@ -248,8 +251,8 @@ class SlurmSystem(BatchSystem):
         return steps.processes(plan, attempt, self.this_start().job)
 
     def role_processes(self, whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-        """Return the processes to start for a role other than the main one, with the plan `plan` within that of the
-        run, `whole`; the first is the srun for its node 0.
+        """Return the processes to start for one role of the run other than its main one; the first is the srun for the
+        role's node 0. `whole` is the plan of the run, and `plan` the part of it for this role.
         """
         return steps.role_processes(whole, plan, attempt, self.this_start().job)
 

@@ -42,8 +42,8 @@ _NO_ANSWER = (
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables, of another job or by a user's preference, that change what Slurm's
-    commands do.
+    """Return the environment without variables that change what Slurm's commands do: those of a job in which this
+    process runs, and those by which a user sets defaults for the commands.
     """
     return {name: value for name, value in cleaned(environ).items() if not name.startswith(_CLIENT_PREFIXES)}
 

@@ -21,10 +21,11 @@ _UNWARNED = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 
 
 def processes(plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
-    """Return the processes to start for an attempt in the job `job`: node 0's agent as a child process, one srun for
-    all other nodes, and one for a listener on node 0.
+    """Return the processes to start for an attempt in the job `job`: node 0's agent as a child process, and one srun
+    with a task on every node.
 
-    The listener is needed because Slurm announces a preemption only to the tasks of a step.
+    On node 0 that task only listens for a preemption, which Slurm announces only to the tasks of a step; on each other
+    node it supervises the agent.
     """
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
     agent = agent_process(plan, attempt, 0)
@@ -33,8 +34,8 @@ def processes(plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
 
 
 def role_processes(whole: Plan, plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
-    """Return, for a role other than the main one, an srun for node 0's agent and another for its other agents. The role
-    has the plan `plan`, the whole run in the job `job` the plan `whole`.
+    """Return the processes to start for a role other than the main one: an srun for the agent of its node 0, and
+    another for its other agents. `plan` is the role's plan, and `whole` that of the whole run in the job `job`.
 
     They are two because a step ends only with all its tasks, while the end of the first agent is the end of the
     attempt.

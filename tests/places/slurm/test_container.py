@@ -6,7 +6,7 @@ import pytest
 
 from launcher.api import validate
 from launcher.errors import BadInput
-from launcher.places.slurm.container import container_of, container_problems, is_path
+from launcher.places.slurm.container import container_of, container_problems, image_path
 
 MOUNTS = ["/runs/r 1", "/opt/py"]
 BINDS = ("--bind", "/runs/r 1", "--bind", "/opt/py")
@@ -59,7 +59,7 @@ def test_without_a_container_there_is_none():
     ],
 )
 def test_the_file_that_it_is(text, path):
-    assert is_path(text) == path
+    assert image_path(text) == path
 
 
 @pytest.fixture

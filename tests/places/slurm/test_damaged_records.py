@@ -29,7 +29,7 @@ def supervised(queue, begun):
 
     class Job(BatchSupervisor):
         def supervise(self, go):
-            return self.keep(queue, JobStart(begun.job, None), None, None)
+            return self.run_attempts(queue, JobStart(begun.job, None), None, None)
 
     return supervise(Job(begun.run.path, []), io.BytesIO())
 

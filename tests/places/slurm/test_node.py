@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from launcher.places.batch.batch import NodeAnswer
-from launcher.places.batch.job.batch_process import note_drains, watched_for_drains
+from launcher.places.batch.job.batch_process import move_off_drained_nodes, watched_for_drains
 from launcher.places.batch.job.on_node import requeue_if_first_node_down
 from launcher.places.gridengine.gridengine import GridEngineSystem
 from launcher.places.slurm.queue import SlurmSystem
@@ -65,12 +65,12 @@ def test_nodes_that_are_drained_are_told_of_once(begun, slurm_programs):
     plan, attempt = on_three(begun), begun.attempt
     attempt.path.mkdir(parents=True, exist_ok=True)
     ask_to_drain(attempt, {2: ""})
-    assert note_drains(SlurmSystem(), attempt, plan) == {1}
+    assert move_off_drained_nodes(SlurmSystem(), attempt, plan) == {1}
     said = DrainRequest(nodes=(1, 2), why={1: "the scheduler says allocated+drain: fan is loud"})
     assert read_record(attempt.drain, DrainRequest) == said
-    assert note_drains(SlurmSystem(), attempt, plan, {1}) == set()
+    assert move_off_drained_nodes(SlurmSystem(), attempt, plan, {1}) == set()
     slurm_programs(scontrol="exit 1")
-    assert note_drains(SlurmSystem(), attempt, plan) == set(), "who does not answer says nothing"
+    assert move_off_drained_nodes(SlurmSystem(), attempt, plan) == set(), "who does not answer says nothing"
 
 
 def test_the_batch_process_asks_as_long_as_the_attempt_goes_on_and_only_where_there_is_a_spare(begun, slurm_programs):

@@ -139,10 +139,10 @@ def _watch(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float, o
     """Ask the scheduler for drained nodes every `look_s` seconds, until `over` is set."""
     told = set[int]()
     while not over.wait(look_s):
-        told |= note_drains(queue, attempt, plan, told)
+        told |= move_off_drained_nodes(queue, attempt, plan, told)
 
 
-def note_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, told: Collection[int] = ()) -> set[int]:
+def move_off_drained_nodes(queue: BatchSystem, attempt: AttemptDir, plan: Plan, told: Collection[int] = ()) -> set[int]:
     """Ask the coordinator to move ranks off the nodes that the scheduler drains, except those in `told` (node indices);
     return the indices of the nodes that it was asked about now.
 
@@ -166,7 +166,7 @@ class BatchSupervisor(Strategy):
     number of the signal that killed its predecessor.
     """
 
-    stands_by = False
+    stands_by = False  # it begins at once, without a message from its starter
     _place: AgentPlace | None = None  # the standby that is to be the next attempt's agent on this node
 
     def supervise(self, go: BinaryIO) -> int:
@@ -185,10 +185,11 @@ class BatchSupervisor(Strategy):
         if run is None:
             return Exit.OK
         self.run = run
-        return self.keep(queue, start, wakeup, int(self.words[1]) if len(self.words) > 1 else None)
+        return self.run_attempts(queue, start, wakeup, int(self.words[1]) if len(self.words) > 1 else None)
 
-    def keep(self, queue: BatchSystem, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
-        """Run one attempt after the other for as long as this allocation lasts, and return the exit code.
+    def run_attempts(self, queue: BatchSystem, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
+        """Run one attempt after the other for as long as this allocation lasts, and return the exit code. `wakeup`
+        receives the signals by which the scheduler asks the job to end.
 
         `killed_by` is the signal that killed the previous batch process of the same start, or None if there was none.
         """
@@ -227,8 +228,9 @@ class BatchSupervisor(Strategy):
 
 
 def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) -> int | None:
-    """Return None once no run has to be waited for any more; else return the exit code with which to leave the job,
-    which was requeued to start later.
+    """Wait until no run has to be waited for any more, or the attempt is cancelled, and return None. If the job is
+    about to lose its nodes, or can wait in the queue instead, requeue it and return the exit code with which to leave
+    it.
 
     A scheduler knows how jobs ended, but a run may have continued in another job. So the first start of a job, before
     any attempt has begun, checks the runs themselves.

@@ -8,7 +8,7 @@ import sys
 
 from launcher.errors import Refused
 from launcher.places.batch.batch import BatchSystem
-from launcher.places.batch.job.nodes import what_took_the_node
+from launcher.places.batch.job.nodes import cause_without_end_record
 from launcher.plan.model import Plan
 from launcher.run.attempts import new_attempt, newest, read_intent, read_plan
 from launcher.run.durable import create_record, read_record, readable, write_record
@@ -73,8 +73,9 @@ def submit_token_of(attempt: AttemptDir) -> str:
 
 
 def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
-    """Return the id of the job to which the attempt belongs, which is recorded as `job` if no job was. Return None if
-    the record is missing.
+    """Return the id of the job to which the attempt belongs. If no job is recorded for it, first record `job`.
+
+    Return None if the record is missing or names no job.
     """
     with contextlib.suppress(FileExistsError):
         create_record(
@@ -120,7 +121,7 @@ def _end_previous_attempt(queue: BatchSystem, run: RunDir, attempt: AttemptDir, 
     `killed_by` is the signal that killed the batch process; if it is None, the scheduler is asked for the cause.
     """
     if killed_by is None:
-        cause, text = what_took_the_node(queue, _first_host(attempt), attempt.started.stat().st_mtime)
+        cause, text = cause_without_end_record(queue, _first_host(attempt), attempt.started.stat().st_mtime)
     else:
         cause, text = Cause.NODE_LOST, f"the batch process was killed by {signal.Signals(killed_by).name}"
     return write_failure(run, attempt, read_plan(run, attempt.number), cause, text)

@@ -93,7 +93,7 @@ class NextJob:
                 write_end(self._run, attempt, cancelled(f"its {self._queue.called} job was cancelled"), self._plan)
                 return False
             case Fate.QUEUED_AGAIN:
-                start_again(self._queue, self._run, self._plan, self._job, end.delay_s)
+                start_requeued_job(self._queue, self._run, self._plan, self._job, end.delay_s)
                 return True
             case Fate.PREEMPTED | Fate.TIMED_OUT | Fate.RUNS | Fate.UNKNOWN:
                 return self._again_or_anew(attempt, end, lost=bool(lost or unfit))
@@ -165,7 +165,7 @@ class NextJob:
             return False
         not_again = self._requeue()
         if not not_again:
-            start_again(self._queue, self._run, self._plan, self._job, end.delay_s)
+            start_requeued_job(self._queue, self._run, self._plan, self._job, end.delay_s)
             return True
         none_anew = none_anew or self._new_job(attempt, end, f"job {self._job} was not requeued: {not_again}")
         if none_anew:
@@ -242,6 +242,6 @@ def _may_submit(queue: BatchSystem) -> bool:
         return True
 
 
-def start_again(queue: BatchSystem, run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
+def start_requeued_job(queue: BatchSystem, run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
     """Make the requeued job start after `delay_s`, on nodes that the run does not exclude."""
     queue.start_again(plan, job, [exclusion.host for exclusion in avoided(run)], delay_s)

@@ -38,10 +38,11 @@ def index_of(plan: Plan, host: str) -> int:
     raise LaunchError(f"this machine is {host}, which is no node of the attempt's plan: {[n.host for n in plan.nodes]}")
 
 
-def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cause, str]:
+def cause_without_end_record(queue: BatchSystem, host: str, since: float) -> tuple[Cause, str]:
     """Return (cause, text) of the failure of an attempt that left no end record before its job was started again.
 
-    `host` was the attempt's first node, `since` its start.
+    `host` was the attempt's first node, "" if unknown, and `since` its start as Unix time: the cause is that the node
+    was lost if it is down or has rebooted since, otherwise a preemption.
     """
     taken = f"{queue.called} took {host or 'the nodes'} back without time to write how the attempt ended"
     if not host:
@@ -101,8 +102,10 @@ def is_back(plan: Plan, attempt: AttemptDir, lost: Exclusion) -> bool:
 
 
 def _has_a_new_agent(plan: Plan, agent: Path, lost_at: float) -> bool:
-    """Return whether the agent's record, the file `agent`, was written after the loss at `lost_at`, give or take half a
-    lease, by which clocks may differ; wait for it for a while.
+    """Return whether the agent's record, the file `agent`, was written after the loss at `lost_at`; wait up to two
+    seconds for that.
+
+    A record up to half a lease older counts as well, because the clocks of hosts differ.
     """
     since = lost_at - plan.spec.recovery.lease_s / 2
     deadline = time.monotonic() + min(_SIGN_S, lost_at + _SIGN_S - time.time())

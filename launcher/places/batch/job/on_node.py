@@ -20,7 +20,7 @@ from pathlib import Path
 from launcher.errors import Unreachable
 from launcher.places.batch.batch import BatchSystem
 from launcher.places.batch.cluster import queue_of
-from launcher.places.batch.job.next_job import start_again
+from launcher.places.batch.job.next_job import start_requeued_job
 from launcher.places.batch.job.nodes import STEP_S, index_of
 from launcher.plan.model import Plan
 from launcher.run.attempts import attempts, read_plan
@@ -45,11 +45,11 @@ def main(argv: Sequence[str]) -> int:
     name_this("launch-super")
     os.umask(0o077)
     with waiting_for_disks():
-        stay(queue_of(argv[0]), RunDir(Path(argv[1])), int(argv[2]))
+        supervise_node(queue_of(argv[0]), RunDir(Path(argv[1])), int(argv[2]))
     return 0
 
 
-def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
+def supervise_node(queue: BatchSystem, run: RunDir, number: int) -> None:
     """Supervise this node's agent in attempt `number` until it has ended; on node 0, only pass preemptions on to the
     batch process.
     """
@@ -61,12 +61,12 @@ def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
     if index == 0 and not plan.is_beside_main:
         listen(attempt, wakeup)
     else:
-        keep(queue, plan, run, attempt, index, wakeup)
+        keep_agent(queue, plan, run, attempt, index, wakeup)
 
 
-def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
-    """Keep the agent of node `index` running as long as it is needed, until `wakeup` asks to stop; if it cannot reach
-    the coordinator, read from the run's folder whether the attempt has ended.
+def keep_agent(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
+    """Keep the agent of node `index` running until it has ended for good, the attempt has ended or `wakeup` asks to
+    stop. If the agent cannot reach the coordinator, read from the run's folder whether the attempt has ended.
 
     In a role other than the main one, the first node's agent coordinates that role, so that its end is the end of the
     role's attempt. For such a role the folder is read first, because the process that started the agent may be killed
@@ -114,7 +114,7 @@ def requeue_if_first_node_down(queue: BatchSystem, plan: Plan) -> bool:
     if refusal:
         print(f"the job is not requeued: {refusal}", file=sys.stderr)
         return False
-    start_again(queue, RunDir(Path(plan.run_dir)), plan, job, 0.0)
+    start_requeued_job(queue, RunDir(Path(plan.run_dir)), plan, job, 0.0)
     return True
 
 

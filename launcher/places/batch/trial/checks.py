@@ -29,11 +29,11 @@ _STOPPED = re.compile(r"stopped (\S+) ([0-9]{1,3})")
 
 
 class Stage(IntEnum):
-    """The exit codes of the trial job's script: what it did not find on a node."""
+    """The exit codes with which the trial job's script stops on a node: what is missing there, or not writable."""
 
-    NOT_THERE = 41
-    NOT_WRITABLE = 42
-    NO_PYTHON = 43
+    NOT_THERE = 41  # the trial's folder
+    NOT_WRITABLE = 42  # the trial's folder
+    NO_PYTHON = 43  # the launcher's interpreter
 
 
 class Hello(msgspec.Struct, frozen=True):

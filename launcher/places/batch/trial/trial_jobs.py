@@ -28,10 +28,10 @@ class NoTrial(Exception):
 
 @dataclass(frozen=True)
 class TrialJobs:
-    """How to submit and watch trial jobs of `nodes` nodes in one batch queue.
+    """The batch queue in which trial jobs of `nodes` nodes are submitted and watched, with the commands for that.
 
     `ask` runs a command; `submits` is the submitting command, which gets the script on stdin; `on_each` is the shell
-    command that runs {program} on each node; `began` is when the trial began.
+    command that runs {program} on each node; `began` is when the trial began, as Unix time.
     """
 
     queue: BatchSystem

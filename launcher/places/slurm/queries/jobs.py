@@ -46,7 +46,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
     raw_id: str  # the job's own SLURM_JOB_ID; pending elements share the array's
     array: tuple[str, int] | None
     state: JobState
-    starts_at: float | None  # Slurm's estimate while it waits
+    starts_at: float | None  # Unix time, as all times here; Slurm's estimate while it waits
     ends_at: float | None  # by its time limit while it runs
     hosts: str  # a list such as `node[00-03]`
     batch_host: str = ""  # the one that runs the batch script
@@ -137,9 +137,10 @@ def _job(name: str, row: Sequence[str]) -> SlurmJob:
 
 
 def sacct_jobs(job_ids: Sequence[str], since: float | None = None) -> list[str]:
-    """Return the sacct command for the newest start of each job.
+    """Return the sacct command for the records of these jobs. `read_sacct` selects each job's newest start.
 
-    Records older than `since` (Unix time) belong to earlier jobs with the same ids.
+    Records older than `since` (Unix time) are left out, because they belong to earlier jobs with the same ids; for None
+    the command asks for records of any age.
     """
     return [
         "sacct", "--noheader", "--allocations", "--parsable2", f"--delimiter={FIELD}",
@@ -149,8 +150,8 @@ def sacct_jobs(job_ids: Sequence[str], since: float | None = None) -> list[str]:
 
 
 def read_sacct(code: int, out: str, err: str = "") -> list[SlurmJob] | None:
-    """Return the jobs in the output of `sacct_jobs`, one for each id with its newest start, or None if this cluster has
-    no accounting.
+    """Return the jobs in the output of `sacct_jobs`, one for each id with its newest start. Return None if this cluster
+    has no accounting: the command's exit code is not 0, or its output says so.
     """
     if code != 0 or "accounting storage is disabled" in (out + err).lower():
         return None
@@ -226,8 +227,8 @@ def read_test_only(text: str) -> tuple[float | None, str]:
 
 
 def _identity(text: str) -> tuple[str, tuple[str, int] | None]:
-    """Return (a job's id, (the id of its array, its index there), or None in place of that pair if it is in no
-    array).
+    """Return (`text`, (the array's id, the index)) for the id of an array's element such as `5_3`, and (`text`, None)
+    for any other job's id.
     """
     found = JOB_ID.fullmatch(text)
     if found is None or found["index"] is None:

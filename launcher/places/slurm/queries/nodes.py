@@ -34,13 +34,13 @@ class Node(msgspec.Struct, frozen=True):
     gres: str  # its generic resources, such as `gpu:a100:4`
     gpus: int
     reason: str  # the administrator's, for its state
-    partition: str = ""
+    partition: str = ""  # from sinfo: the one of its partitions for which this row stands
     default: bool = False  # `partition` is Slurm's default
     address: str = ""
-    booted_at: float | None = None
-    taken_gpus: int = 0
-    taken_cpus: int = 0
-    partitions: tuple[str, ...] = ()
+    booted_at: float | None = None  # Unix time
+    taken_gpus: int = 0  # in use by jobs
+    taken_cpus: int = 0  # in use by jobs
+    partitions: tuple[str, ...] = ()  # from scontrol: all its partitions
 
     @property
     def is_down(self) -> bool:
@@ -127,10 +127,10 @@ def _range(run: Sequence[str]) -> str:
 
 def is_in_hostlist(host: str, text: str) -> bool:
     """Return whether the host is among the names in a list such as `node[00-03,7]`."""
-    return any(_is_behind(host, part) for part in re.split(r",(?![^\[]*\])", text))
+    return any(_fits_ranges(host, part) for part in re.split(r",(?![^\[]*\])", text))
 
 
-def _is_behind(host: str, part: str) -> bool:
+def _fits_ranges(host: str, part: str) -> bool:
     """Return whether the host's name fits `part`, a name with ranges in brackets such as `node[00-03]`."""
     pieces = re.split(r"\[([^\]]*)\]", part)  # text, and between the texts ranges
     found = re.fullmatch("([0-9]+)".join(map(re.escape, pieces[::2])), host)

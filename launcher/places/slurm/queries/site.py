@@ -26,7 +26,7 @@ class Config(msgspec.Struct, frozen=True):
     min_job_age_s: float | None
     preempt_mode: str | None
     accounting: bool | None  # records of jobs are kept
-    preempt_type: str | None  # preempt/partition_prio
+    preempt_type: str | None  # the plug-in that decides, such as preempt/partition_prio
     expedites: bool = False  # jobs may ask for the expedited requeue: at once and first, after the loss of a node
     grows: bool = True  # nodes are powered up on demand, so that sinfo may not show all
 

@@ -15,7 +15,7 @@ class JobState(msgspec.Struct, frozen=True):
 
     word: str
     phase: Phase
-    by: str | None = None
+    by: str | None = None  # the user who cancelled it, mostly as a user id
 
 
 _BASES = {
