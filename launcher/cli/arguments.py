@@ -66,7 +66,7 @@ class Arguments(argparse.ArgumentParser):
 
     @property
     def taken(self) -> "list[argparse.Action]":
-        """All arguments that were declared, in order."""
+        """Return all arguments that were declared, in order."""
         return [*self._actions]
 
     def takes_run(self, *, pattern: bool = False, **more: str) -> None:
@@ -173,7 +173,9 @@ def _cut_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def number_below(most: int) -> Callable[[str], int]:
-    """Return a function that parses an option's text as a whole number above 0 and below `most`."""
+    """Return a function that parses an option's text as a whole number above 0 and below `most`; it raises
+    ArgumentTypeError for any other text.
+    """
 
     def number(text: str) -> int:
         """Return the number in an option's text; raise ArgumentTypeError for any other text."""

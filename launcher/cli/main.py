@@ -191,7 +191,9 @@ def _older_verbs(group: str) -> dict[str, str]:
 
 
 def _command(called: str, argv: list[str]) -> int:
-    """Parse the arguments of the command `called` so, possibly an older name, and run it; return its exit code."""
+    """Parse the arguments of the command `called`, which may be an older name of it, and run the command; return its
+    exit code.
+    """
     from launcher.cli.arguments import Arguments  # late: argparse costs more than the whole of `launch --help`
 
     place, summary = shown(called)

@@ -51,7 +51,7 @@ SLURM = Section(
 
 
 def _own_options(program: str, ours: str) -> TableOf:
-    """Return the kind of value for a mapping of further options to the submitting program, such as qsub.
+    """Return the kind of value for a mapping of further options to the submitting command `program`, such as qsub.
 
     `ours` is a pattern of the options that the launcher writes itself, which are refused.
     """

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 
 class NodeRange(Struct, frozen=True):
-    """The number of nodes of a run: it starts with `max` if so many come in time, and may continue with at least
-    `min`.
+    """The number of nodes of a run: it starts with `max` if so many come within `recovery.wait`, and may continue with
+    at least `min`.
     """
 
     min: int = 1
@@ -125,11 +125,11 @@ class Recovery(Struct, frozen=True):
     no_progress: int | None = 5  # restarts in a row without a newer checkpoint; None: off
     spares: int = 0  # nodes that start without ranks, to replace lost ones
     wait_s: float = 60.0  # `wait:` for all nodes, before the run continues with `nodes.min`
-    lease_s: float = 15.0  # `lease:`
+    lease_s: float = 15.0  # `lease:` after how long without a heartbeat a node is lost
     gone_after_s: float = 900.0  # `gone_after:` how long a lost node may come back with the data on its disk
     avoid_s: float = 3600.0  # `avoid:` how long a lost node is not used again
     grace_s: float = 30.0  # `grace:` between asking ranks to stop and killing them
-    group_timeout_s: float | None = None  # `group_timeout:`; None: auto, from `hang_after`
+    group_timeout_s: float | None = None  # `group_timeout:` of torch's process groups; None: auto, from `hang_after`
     mode: str = "auto"  # auto, warm, hot
     replace_stragglers: bool = False  # the ranks of a node for which all others wait move to a spare
     reserve: int = 0  # processes on each node that have started and wait to become ranks
@@ -156,8 +156,8 @@ class NotifyOptions(Struct, frozen=True):
 
     to: tuple[NotifyTarget, ...] | None = None
     on: tuple[str, ...] | None = None
-    restarts: int | None = None
-    stalled_after_s: float | None = None  # `stalled_after:`
+    restarts: int | None = None  # more restarts than this are an occasion
+    stalled_after_s: float | None = None  # `stalled_after:` so long without progress is an occasion
 
 
 class Notice(Struct, frozen=True):
@@ -165,9 +165,9 @@ class Notice(Struct, frozen=True):
     The notice comes `lead_s` seconds before the host's end.
     """
 
-    file: str | None = None
-    command: tuple[str, ...] = ()
-    signal: str | None = None
+    file: str | None = None  # a file that appears on the host; relative to the ranks' working folder
+    command: tuple[str, ...] = ()  # exits with 0 if its host will leave
+    signal: str | None = None  # HUP or PWR, sent to the agent
     lead_s: float = 120.0  # `lead:` seconds from the notice to the host's end
 
     @property
@@ -194,9 +194,9 @@ class QueueOptions(Struct, frozen=True):
     moment (`at`), and GPUs and cores where one machine plays all nodes (unless `now`).
     """
 
-    priority: int = 0
+    priority: int = 0  # higher numbers start first
     after: tuple[Predecessor, ...] = ()
-    hold: bool = False
+    hold: bool = False  # wait until `launch release`
     at: str | None = None  # a time as the user wrote it; see `kinds.queueing`
     now: bool = False  # do not wait for GPUs and cores of this machine, and share those of other runs
     slots: int = 0  # cores of this machine that the run waits for and has for itself; 0: it shares all cores
@@ -221,7 +221,7 @@ class Slurm(Struct, frozen=True):
     mail_type: tuple[str, ...] = ()
     signal_before_s: float = 120.0  # `signal_before:`
     interface: str | None = None
-    container: str | None = None
+    container: str | None = None  # an image for Pyxis, a .sif file, or a command that opens a container
     extra: dict[str, str] = {}
 
 
@@ -281,11 +281,11 @@ class Kubernetes(Struct, frozen=True):
     """
 
     image: str | None = None
-    claim: str | None = None
-    mount: str | None = None
-    queue: str | None = None
+    claim: str | None = None  # name of a PersistentVolumeClaim
+    mount: str | None = None  # absolute path
+    queue: str | None = None  # local queue of Kueue
     gpu_resource: str = "nvidia.com/gpu"
-    selector: tuple[str, ...] = ()
+    selector: tuple[str, ...] = ()  # labels that nodes must have, such as gpu=a100
 
 
 class SshHost(Struct, frozen=True):
@@ -299,9 +299,9 @@ class SshHost(Struct, frozen=True):
     port: int | None = None
     key: str | None = None
     gpus: int | None = None
-    python: str | None = None
-    workdir: str | None = None
-    transport: str | None = None
+    python: str | None = None  # path of the interpreter on the host
+    workdir: str | None = None  # folder on the host for code and runs
+    transport: str | None = None  # paramiko or openssh
 
 
 class Ssh(Struct, frozen=True):
@@ -316,9 +316,9 @@ class Ssh(Struct, frozen=True):
     key: str | None = None
     agent: bool = False
     gpus: int | None = None
-    python: str | None = None
-    workdir: str | None = None
-    transport: str | None = None
+    python: str | None = None  # path of the interpreter on each host
+    workdir: str | None = None  # folder on each host for code and runs
+    transport: str | None = None  # paramiko or openssh
 
 
 class Login(Struct, frozen=True):

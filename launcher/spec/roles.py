@@ -198,8 +198,8 @@ def _is_main(own: Mapping) -> bool:
 
 
 def _side_role_recovery(recovery: Recovery, own: Mapping, root: Mapping) -> Recovery:
-    """Return the recovery options of a side role: without limits on hangs and progress, unless such a limit is written
-    in the role (`own`) or in the file beside the roles (`root`).
+    """Return the recovery options of a role other than the main one: without limits on hangs and progress, unless such
+    a limit is written in the role (`own`) or in the file beside the roles (`root`).
 
     Its ranks wait for requests and make no steps, so that silence is no hang.
     """

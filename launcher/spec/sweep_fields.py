@@ -28,7 +28,9 @@ class SearchOrFile(Leaf, frozen=True):
         return f"one of {', '.join(SEARCHES)}, or the path of a .csv file of points"
 
     def convert(self, scalar: Scalar) -> str:
-        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
+        """Return the name of the search, or the path of the CSV file relative to the project; raise Unfit for any other
+        text.
+        """
         if scalar.text in SEARCHES:
             return scalar.text
         if not scalar.text.endswith(".csv"):

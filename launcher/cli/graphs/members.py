@@ -16,7 +16,9 @@ from launcher.status.derive import RunStatus
 
 
 def graph_called(ref: str | None) -> Graph | None:
-    """Return the graph that `ref` names, or None if it is None or names no graph."""
+    """Return the graph whose id is `ref`, or the only one whose id begins with it; return None if there is none, or
+    `ref` is None.
+    """
     found = find_graph(ref) if ref is not None else None
     return Graph(found.id, found.path) if found is not None else None
 

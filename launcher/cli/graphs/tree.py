@@ -65,7 +65,9 @@ def heading(graph_id: str, state: State) -> str:
 
 
 def graph_facts(graph: Graph) -> dict[str, object]:
-    """Return the facts about a graph for `--json`."""
+    """Return the facts about a graph as `--json` prints them: `graph` (its id), `graph_dir`, `state`, and `steps`, a
+    dict for each.
+    """
     steps = graph.steps()
     told = [{"step": one.name, "needs": one.needs, "run": one.run, "status": _facts(one.status)} for one in steps]
     return {"graph": graph.id, "graph_dir": str(graph.path), "state": state_of(steps), "steps": told}

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.command:
         hint = f"hint: launch exec {options.run} -- nvidia-smi; `launch shell {options.run}` opens a shell"
         raise BadInput("expected a command behind --", hint)
-    return beside(options, options.command)
+    return run_beside_rank(options, options.command)
 
 
 def takes_rank(arguments: Arguments) -> None:
@@ -44,7 +44,7 @@ def takes_rank(arguments: Arguments) -> None:
     takes_role(arguments)
 
 
-def beside(options: argparse.Namespace, argv: "list[str]") -> int:
+def run_beside_rank(options: argparse.Namespace, argv: "list[str]") -> int:
     """Run a command on the node, and in the environment, of the rank that the options name; return the command's exit
     code.
     """

@@ -3,7 +3,7 @@
 import argparse
 
 from launcher.cli.arguments import Arguments
-from launcher.cli.inside.exec import beside, takes_rank
+from launcher.cli.inside.exec import run_beside_rank, takes_rank
 
 EXAMPLES = """
   launch shell last              on the node of rank 0, in its folder, with its environment
@@ -22,4 +22,4 @@ def declare(arguments: Arguments) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `launch shell` and return its exit code."""
-    return beside(options, [])
+    return run_beside_rank(options, [])

@@ -83,10 +83,10 @@ class _Asked:
 
 
 def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:
-    """Return the stacks of the `wanted` ranks, or of all if none are named.
+    """Return the stacks of the `wanted` ranks, or of all if none are named; raise Refused if one of them does not run.
 
-    `called` is the rank's number in its role, for a rank that restarts alone and has records as rank 0; None for any
-    other.
+    A rank that restarts alone has records of its own, in which it is rank 0. For such records `called` is the rank's
+    number in its role, by which it is reported; else None.
     """
     running = one.nodes_of_ranks()
     if missing := wanted - running.keys():
@@ -123,7 +123,8 @@ def _show_last(one: api.Run, options: argparse.Namespace) -> int:
 def _waiting(found: list[StacksOfRank], ranks: int) -> list[str]:
     """Return a line that names the rank for which the others wait.
 
-    Return an empty list if some rank did not answer, or none waits in a collective for long.
+    Return an empty list if fewer than all `ranks` of the run have answered, or if none is stopped by a signal or has
+    waited in a collective for long.
     """
     looks = [each.look for each in found if each.look is not None]
     ages = [call.age_s for look in looks for group in look.groups for call in group.last if not call.done]

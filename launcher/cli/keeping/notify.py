@@ -49,7 +49,7 @@ address itself. Only the settings have who takes mail:
 class Notified(msgspec.Struct, frozen=True):
     """A notification that was sent, or the reason why it was not."""
 
-    at: float
+    at: float  # Unix time
     text: str
 
 
@@ -85,12 +85,12 @@ def run(options: argparse.Namespace) -> int:
     if options.due:
         if options.run is not None:
             raise BadInput("--due looks at all runs: expected no RUN")
-        return _tell_due(as_json=options.json)
+        return _send_due(as_json=options.json)
     if options.test:
         return _test(_notifying(options.run), options.run, as_json=options.json)
     if options.run is None or _is_spec(options.run):
-        return _say_who(_notifying(options.run), as_json=options.json)
-    return _say_what(api.run(options.run), as_json=options.json)
+        return _print_recipients(_notifying(options.run), as_json=options.json)
+    return _print_sent(api.run(options.run), as_json=options.json)
 
 
 def _is_spec(named: str) -> bool:
@@ -117,7 +117,7 @@ def _notifying(named: str | None) -> Notifying:
     return what
 
 
-def _say_who(what: Notifying, *, as_json: bool) -> int:
+def _print_recipients(what: Notifying, *, as_json: bool) -> int:
     """Print the recipients and their occasions, as JSON with `as_json`; return the exit code."""
     if as_json:
         print(to_json([NotifiedOf(recipient.label, tuple(what.on)) for recipient in what.recipients]))
@@ -127,7 +127,7 @@ def _say_who(what: Notifying, *, as_json: bool) -> int:
     return Exit.OK
 
 
-def _say_what(found: api.Run, *, as_json: bool) -> int:
+def _print_sent(found: api.Run, *, as_json: bool) -> int:
     """Print the notifications of a run that were sent or failed, as JSON with `as_json`; return the exit code."""
     found.status()
     told = [one for one in read_lines(RunDir(found.path).events, Event) if one.kind in (TOLD, NOT_TOLD)]
@@ -140,7 +140,7 @@ def _say_what(found: api.Run, *, as_json: bool) -> int:
     return Exit.OK
 
 
-def _tell_due(*, as_json: bool) -> int:
+def _send_due(*, as_json: bool) -> int:
     """Send every notification that is due, and print each, as JSON with `as_json`; return the exit code.
 
     Due are messages about ends of runs that no process was left to send. An error for one run does not stop the others.

@@ -61,8 +61,10 @@ class Pruned(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
-    """A run that the options select, and its folders to be deleted: its own for all of it, or those of checkpoints."""
+class Deletion:
+    """A run that the options select, and its folders to be deleted: either the run's own folder, or the folders of some
+    of its checkpoints.
+    """
 
     run: api.Run
     status: RunStatus
@@ -71,7 +73,7 @@ class Going:
 
     @property
     def whole(self) -> bool:
-        """Whether the whole run would be deleted."""
+        """Return whether the whole run would be deleted."""
         return self.folders == (self.run.path,)
 
 
@@ -98,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json and options.yes is options.dry_run:
         raise BadInput("--json goes with one of --yes and --dry-run", "hint: without them a person is asked")
     runs = [one for one in api.runs() if one.path.is_dir()]
-    going, now = _going(runs, options), time.time()
+    going, now = _deletions(runs, options), time.time()
     code = [] if options.keep else unused_code({one.path.parent for one in runs})
     total = sum(one.size for one in going)
     if options.json:
@@ -122,9 +124,9 @@ def run(options: argparse.Namespace) -> int:
     return _carry_out(going, {one.path.parent for one in runs} if not options.keep else set())
 
 
-def _going(runs: Sequence[api.Run], options: argparse.Namespace) -> list[Going]:
+def _deletions(runs: Sequence[api.Run], options: argparse.Namespace) -> list[Deletion]:
     """Return the ended runs that the options select, each with its folders to be deleted, the largest first."""
-    found, now = list[Going](), time.time()
+    found, now = list[Deletion](), time.time()
     for one, status in zip(runs, api.statuses(runs), strict=True):
         over = (status.ended_at or status.submitted_at) if status.state.ended else now
         if not status.state.ended or (options.older is not None and now - over < options.older):
@@ -133,7 +135,7 @@ def _going(runs: Sequence[api.Run], options: argparse.Namespace) -> list[Going]:
             continue
         folders = (one.path,) if options.keep is None else tuple(_others(one, options.keep))
         if folders:
-            found.append(Going(one, status, folders, sum(map(size_of, folders))))
+            found.append(Deletion(one, status, folders, sum(map(size_of, folders))))
     return sorted(found, key=lambda going: -going.size)
 
 
@@ -161,7 +163,7 @@ def _others(one: api.Run, keep: str | int) -> list[Path]:
     return [Path(checkpoint.path) for checkpoint in there if checkpoint not in kept] if kept else []
 
 
-def _row(one: Going, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]:
+def _row(one: Deletion, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]:
     """Return the table row of a run; `there` is what other machines store of the runs."""
     over = one.status.ended_at or one.status.submitted_at
     goes = "all of it" if one.whole else figures.count(len(one.folders), "checkpoint")
@@ -173,7 +175,7 @@ def _row(one: Going, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]
     return (*cells, *([safe(where)] if there else []))
 
 
-def _plain(one: Going) -> PrunedRun:
+def _plain(one: Deletion) -> PrunedRun:
     """Return the selected run as `--json` prints it."""
     goes: Literal["run", "checkpoints"] = "run" if one.whole else "checkpoints"
     return PrunedRun(one.run.id, one.status.state, goes, tuple(map(str, one.folders)), one.size)
@@ -188,8 +190,9 @@ def _ask() -> None:
         raise Refused("nothing was taken away")
 
 
-def _carry_out(going: Sequence[Going], roots: set[Path]) -> int:
-    """Delete the selected folders, and code that no run needs from `roots`; return the exit code.
+def _carry_out(going: Sequence[Deletion], roots: set[Path]) -> int:
+    """Delete the selected folders, and from the folders of runs `roots` also code that no run needs; return the exit
+    code.
 
     A run that was resumed meanwhile is left as it is.
     """

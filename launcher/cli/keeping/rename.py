@@ -29,7 +29,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def checked_name(one: api.Run, name: str | None) -> str | None:
-    """Return the name for a run; raise BadInput if its form is wrong, or if another run has it as id or name."""
+    """Return `name` unchanged; raise BadInput if its form is wrong, or if another run has it as id or name. None and ""
+    are accepted.
+    """
     if name and (name == LAST or not is_run_id(name)):
         raise BadInput(f"expected a name of a-z, 0-9, _ and -, got {name[:100]!r}")
     if name and (other := _known(name)) is not None and other.id != one.id:

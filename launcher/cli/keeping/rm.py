@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         print(to_json([RemovedRun(one.id, not one.path.exists(), sizes[one.id]) for one in runs]))
     for one in runs:
         if not one.path.exists() and not options.json:
-            print(f"{one.id} is gone, with {figures.size(sizes[one.id])}" + there_too(one, told))
+            print(f"{one.id} is gone, with {figures.size(sizes[one.id])}" + deleted_elsewhere(one, told))
     return say_what_stays(runs, told)
 
 
@@ -73,7 +73,7 @@ def _refuse_live_there(told: Sequence[KeptRemote]) -> None:
             raise Refused(api.kept_text(one), f"hint: launch cancel {one.live[0]} ends them first")
 
 
-def there_too(one: api.Run, told: Sequence[KeptRemote]) -> str:
+def deleted_elsewhere(one: api.Run, told: Sequence[KeptRemote]) -> str:
     """Return text such as ", and 3 MB on gpu01" for what other machines (`told`) have deleted of the run, or "" for
     nothing.
     """

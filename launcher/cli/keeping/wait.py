@@ -65,6 +65,8 @@ def _each(runs: Sequence[api.Run], timeout_s: float) -> Iterator[RunStatus]:
 
 
 def _first(runs: Sequence[api.Run], timeout_s: float) -> Iterator[RunStatus]:
-    """Yield the status of every run that has ended, once at least one has; raise TimeoutError if none does in time."""
+    """Yield the status of every run that has ended, once at least one has; raise TimeoutError if none does within
+    `timeout_s`.
+    """
     api.wait_any(runs, timeout_s)
     yield from (status for status in api.statuses(runs, api.WATCH_S) if status.state.ended)

@@ -103,9 +103,9 @@ def run(options: argparse.Namespace) -> int:
     elif options.csv:
         _write_csv(measured)
     elif options.plot:
-        print("\n".join(_curves(measured, options.metric or _telling(measured))))
+        print("\n".join(_curves(measured, options.metric or _quality_metric(measured))))
     elif options.png is not None:
-        _draw(measured, options.metric or _telling(measured), options.png)
+        _draw(measured, options.metric or _quality_metric(measured), options.png)
     elif len(measured) > 1:
         print("\n".join(_summaries(measured)))
     else:
@@ -257,7 +257,7 @@ def _curves(measured: dict[str, Rows], names: Sequence[str]) -> list[str]:
     return found
 
 
-def _telling(measured: dict[str, Rows]) -> list[str]:
+def _quality_metric(measured: dict[str, Rows]) -> list[str]:
     """Return a list with the first metric whose name shows how good a run is, else the first metric; empty without
     metrics.
     """

@@ -41,7 +41,7 @@ def page(status: RunStatus, now: float) -> list[str]:
 
 
 def _roles(status: RunStatus) -> list[str]:
-    """Return the section about side roles: a line for each, or an empty list."""
+    """Return the section about the roles of the run other than its main one: a line for each, or an empty list."""
     rows = [
         (
             f"role {safe(name)}",

@@ -24,7 +24,7 @@ class RunRow:
     """
 
     status: RunStatus
-    about: "About | None" = None  # read only if a column or a selection needs it
+    about: "About | None" = None  # arguments, description, labels; read only if a column or a selection needs them
     member: GraphMember | None = None  # its position, if it is a step of a graph
     drawn: bool = False  # shown below the graph's name
 

@@ -30,9 +30,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def trust(names: Sequence[str], fingerprints: Sequence[str]) -> int:
-    """Trust the hosts called so, and all hosts of each pool called so; return the exit code.
+    """Trust the SSH keys of the hosts in `names`, and of all hosts of the pools in `names`; return the exit code.
 
-    A key in `fingerprints` is not asked about.
+    A key whose fingerprint is in `fingerprints` is not asked about.
     """
     from launcher.cli.places.trust import trust_hosts  # late: paramiko costs 0.3 s
     from launcher.places.clusters_file import named_pools, pool_of  # late: it reads YAML

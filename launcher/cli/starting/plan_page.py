@@ -39,7 +39,7 @@ def plan_page(plan: Plan, code: CodeList, preview: Preview | None = None) -> lis
 
 
 def _role(plan: Plan) -> tuple[str, ...]:
-    """Return the table row of a side role; each rank that restarts alone has a row."""
+    """Return the table row of a role other than the main one; each rank that restarts alone has a row."""
     name = posixpath.basename(plan.run_dir)
     ranks = figures.count(plan.ranks_per_node * plan.nodes_max, "rank")
     if plan.one_machine:

@@ -28,7 +28,7 @@ class WrittenMoment(Leaf, frozen=True):
     PATTERN = f"(?:{_DATE}(?:[ T]{_CLOCK})?|{_CLOCK}|{AFTER_HOURS})"
 
     def convert(self, scalar: Scalar) -> str:
-        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
+        """Return the text unchanged; raise Unfit if it has another form, or there is no such day."""
         if not re.fullmatch(self.PATTERN, scalar.text):
             bare = re.fullmatch(r"([0-9]):([0-5][0-9])", scalar.text)
             raise Unfit(f"write 0{scalar.text}" if bare else "")

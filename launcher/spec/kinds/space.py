@@ -45,7 +45,9 @@ class PlainWord(Leaf, frozen=True):
     WORDS = "a value"
 
     def convert(self, scalar: Scalar) -> Word:
-        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
+        """Return a bool for an unquoted `true` or `false`, an int or float for an unquoted number, and the text for
+        anything else.
+        """
         if scalar.plain and scalar.text in ("true", "false"):
             return scalar.text == "true"
         if scalar.plain and re.fullmatch(_REAL, scalar.text):

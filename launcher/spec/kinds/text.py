@@ -117,7 +117,9 @@ class StoreAddress(Leaf, frozen=True):
     PATTERN = r"[a-z][a-z0-9+.-]*://[^\s@?#]+"
 
     def convert(self, scalar: Scalar) -> str:
-        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
+        """Return the address without slashes at its end; raise Unfit for text that is no address, or has a user, a
+        password or options.
+        """
         text = _text_of(scalar, lines=False)
         if re.search(r"://[^/]*@|[?#]", text):
             raise Unfit(
@@ -130,13 +132,13 @@ class StoreAddress(Leaf, frozen=True):
 
 
 class InnerPath(Leaf, frozen=True):
-    """A relative path that cannot lead out of the folder from which it starts; `inside` names that folder. `refused`
-    are first parts that it may not have; None allows any, and hidden ones.
+    """A relative path that cannot lead out of the folder from which it starts; `inside` names that folder. If `refused`
+    is set, the path must have a first part that is not in it and is not hidden; None allows every first part.
     """
 
     what: str  # describes it in messages
     inside: str  # that folder, as messages call it
-    # First parts that are taken; then hidden ones and the folder itself are, too.
+    # Names that the first part of the path must not have. If set, that part must exist and not begin with a dot either.
     refused: Container[str] | None = None
 
     def words(self) -> str:
