@@ -55,7 +55,7 @@ class ClusterEntry(Struct, frozen=True):
     """
 
     kind: str
-    name: str = ""
+    name: str = ""  # as the user calls it
     defaults: tuple[tuple[str, str], ...] = ()  # paths of spec options, and their YAML text
     hosts: HostsCommand | None = None  # the command that prints a pool's hosts, if the file does not list them
 
@@ -111,7 +111,9 @@ def section_of(name: str) -> Section:
 
 @cache
 def plugin_sections() -> dict[str, Section]:
-    """Return the spec options of each kind that a plug-in adds, from its class's attribute `options`."""
+    """Return by kind the spec options of each kind of cluster that a plug-in adds, from its class's attribute
+    `options`.
+    """
     classes = {name: made(kind) for name, kind in plugins().items()}
     return {name: Section(dict, tuple(getattr(one, "options", ()))) for name, one in classes.items()}
 
@@ -140,7 +142,7 @@ def is_pool(kind: str) -> bool:
 
 
 def named_pools() -> dict[str, ClusterEntry]:
-    """Return every pool that the clusters file names."""
+    """Return every pool that the clusters file names, by name."""
     return {name: place for name, place in named_clusters().items() if is_pool(place.kind)}
 
 
@@ -229,7 +231,7 @@ def with_defaults(
 
 
 def _is_set(root: Mapping, path: str) -> bool:
-    """Return whether the spec sets the option at `path`, such as `slurm.partition`."""
+    """Return whether the spec whose tree is `root` sets the option at `path`, such as `slurm.partition`."""
     section, option, *below = path.split(".", 2)
     return root.find(section, option, *below) is not None
 

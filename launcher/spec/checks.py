@@ -1,5 +1,6 @@
 """Checks of a spec's options against each other. Each function gets a section as it is written and the values that
-could be read from it, and yields a Problem for each contradiction; it yields none if all is well.
+could be read from it, and yields a Problem for each contradiction; it yields none if all is well. A Mapping, Sequence
+or Scalar is a node of the YAML tree.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,6 @@
-"""Merge the options of one step or role into those common to all steps or roles of a file. Pure functions."""
+"""Merge the options of one step or role into those common to all steps or roles of a file. Pure functions. A Mapping,
+Sequence or Scalar is a node of the YAML tree.
+"""
 
 from launcher.spec.tree import Entry, Mapping, Scalar
 

@@ -1,5 +1,7 @@
 """Apply `--set a.b=value` to a spec's tree before it is read, so that a value means the same in the file and on the
 command line. `run.args.lr=0.1` adds an argument, `run.args+=x` appends one, and `null` removes an option from the file.
+`root` is the spec's tree, `job` the table of its options. A step is (key, kind of the value), one for each key of an
+option's path.
 
 `run.args.lr=0.1` adds one more key if args is a mapping, and `--lr 0.1` at the end if it is a list. The value of
 `run.args+=` may be a list of several items. An option that `null` removes has its default.

@@ -1,5 +1,6 @@
 """Read a file with `roles:`, several programs of one run, as the spec of its main role, which contains those of the
-others. Each role's spec is the options common to all, overridden by its own. All problems are reported at once.
+others. Each role's spec is the options common to all, overridden by its own. All problems are reported at once. `root`
+is the tree of the whole file, `job` the table of a spec's options.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,6 @@
-"""`launch metrics`: show the metrics of runs by step: as a table, as data, as curves."""
+"""`launch metrics`: show the metrics of runs by step: as a table, as data, as curves. `measured` has the rows of each
+run, or of a role of it, by name; rows are {step: {metric: value}}.
+"""
 
 import argparse
 import csv

@@ -1,4 +1,6 @@
-"""The page of `launch status RUN`: everything about one run, first what went wrong, last the command to use next."""
+"""The page of `launch status RUN`: everything about one run, first what went wrong, last the command to use next. `now`
+is the Unix time from which ages are computed.
+"""
 
 import contextlib
 import shlex
@@ -22,7 +24,7 @@ _FEW_BYTES = 4 << 20  # of metrics are read for the page; `launch metrics` reads
 
 
 def page(status: RunStatus, now: float) -> list[str]:
-    """Return the lines of the page about a run; `now` is the Unix time from which ages are computed."""
+    """Return the lines of the page about a run."""
     return [
         headline(status),
         *(

@@ -1,4 +1,6 @@
-"""Draw curves as text: each character has two by four Braille dots; without colours, a letter for each curve."""
+"""Draw curves as text: each character has two by four Braille dots; without colours, a letter for each curve. A curve
+is a list of points (x, y); `names` are those of all curves, in their order.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,8 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def plot(curves: Mapping[str, Curve], width: int, height: int) -> list[list[tuple[str, str]]]:
-    """Return the plot as lines, each a list of (text, name of the curve that it shows or "").
+    """Return the plot of the named curves, `width` characters wide and `height` lines high. Each line is a list of
+    (text, name of the curve that it shows or "").
 
     Return an empty list if no curve has a finite point.
     """

@@ -1,4 +1,6 @@
-"""The columns of the table of runs, and how runs are sorted by them."""
+"""The columns of the table of runs, and how runs are sorted by them. `now` is the Unix time up to which durations of
+active runs count.
+"""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence

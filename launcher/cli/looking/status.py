@@ -1,4 +1,6 @@
-"""`launch status`: show the table of runs, or the page about one run or graph."""
+"""`launch status`: show the table of runs, or the page about one run or graph. `now` is the Unix time up to which
+durations of active runs count.
+"""
 
 import argparse
 import os
@@ -184,7 +186,7 @@ def _lacking_notes() -> Iterator[str]:
 
 
 def _status_of(ref: str) -> RunStatus:
-    """Return the status of one run, even if only another HOME lists it."""
+    """Return the status of the one run that `ref` names, even if only another HOME lists it."""
     try:
         return api.run(ref).status()
     except NoSuchRun:

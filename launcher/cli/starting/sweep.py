@@ -357,7 +357,7 @@ def _steps(sweep: "Sweep", one: "TrialNote") -> str:
 
 
 def _row(one: "TrialNote", keys: "Sequence[str]", step: str) -> list[str]:
-    """Return the table row of a trial; `keys` are the options with a column."""
+    """Return the table row of a trial; `keys` are the options with a column, and `step` is the text about its steps."""
     given = (one.params.get(key) for key in keys)
     params = ("-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in given)
     return [str(one.number), one.state, _value(one).strip() or "-", step, *params, one.run, one.why.partition("\n")[0]]

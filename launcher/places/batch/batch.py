@@ -191,11 +191,11 @@ class Fate(Enum):
 
 
 class BatchSystem(ABC):
-    """A batch system: its command lines, how to parse their output, its states and reasons.
+    """A batch system: its command lines, how to parse their output, its states and reasons. A query raises Unreachable
+    if the scheduler does not answer, within `limit_s` seconds if it has that parameter.
 
     A subclass fills in `script`, `jobs` and a few attributes; the rest has defaults that suit systems with a command
-    like qsub. It fills in `exec_hosts` if the batch system can list hosts. Every method that asks the scheduler raises
-    Unreachable if it does not answer.
+    like qsub. It fills in `exec_hosts` if the batch system can list hosts.
 
     `called` is the name for users; `ask` runs one of its programs; `submits` is the command that submits a script,
     `sees` and `ends` those by which a user shows and ends a job, `starts` the one that starts a program on a host of

@@ -51,8 +51,8 @@ class Programs(msgspec.Struct, frozen=True):
         pass_fds: Sequence[int] = (),
         in_job: bool = False,
     ) -> Answer:
-        """Run a command and return its output. Raise Unreachable if it is missing, too slow or killed, or if the server
-        did not answer it.
+        """Run the command `argv` and return its output. Raise Unreachable if it is missing, takes longer than `limit_s`
+        or is killed, or if the server did not answer it.
 
         The command gets `environ` (None: this process's variables), the text `stdin`, and the descriptors `pass_fds`.
         Unreachable does not mean refused: a suspended server carries out the request once it continues. With `in_job`
@@ -75,10 +75,11 @@ class Programs(msgspec.Struct, frozen=True):
         *,
         in_job: bool,
     ) -> Answer:
-        """Run the command within the time limit and return its output; raise Unreachable if it is missing, too slow or
-        killed.
+        """Run the command `argv` and return its output; raise Unreachable if it is missing, takes longer than `limit_s`
+        or is killed.
 
-        With `in_job` it ignores SIGTERM.
+        The command gets the variables `environ`, the text `stdin`, and the descriptors `pass_fds`. With `in_job` it
+        ignores SIGTERM.
         """
         with (
             _memory(b"" if stdin is None else stdin.encode(errors="surrogateescape")) as given,
@@ -130,7 +131,9 @@ def ignoring_sigterm(argv: Sequence[str]) -> list[str]:
 
 
 def error_lines(program: str, text: str) -> list[str]:
-    """Return the lines of an error message without the command's name, which many commands put in front."""
+    """Return the lines of `text`, an error message of the command `program`, without the command's name, which many
+    commands put in front.
+    """
     said = re.sub(rf"^(?:{re.escape(os.path.basename(program))}: )?(?:error: |fatal: )?", "", text, flags=re.MULTILINE)
     return [line.strip()[:200] for line in said.splitlines() if line.strip()]
 

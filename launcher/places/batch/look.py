@@ -1,5 +1,5 @@
 """Ask a scheduler about runs: one query for all, and one to its accounting for jobs that it no longer shows. Nothing is
-changed.
+changed. In every function `now` is the current Unix time.
 
 Work that a killed submitter left undone is completed by `mend`.
 """

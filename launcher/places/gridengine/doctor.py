@@ -56,11 +56,13 @@ class GridEngineDoctor(BatchDoctor):
         return argv + named(chosen, queue="-q", project="-P")
 
     def _environments(self) -> dict[str, dict[str, str]]:
-        """Return the settings of each parallel environment by name."""
+        """Return the settings (value by name) of each parallel environment by its name."""
         return {name: _shown("-sp", name) for name in ask(["qconf", "-spl"]).out.split()}
 
     def _usable(self, chosen: Mapping[str, str]) -> dict[str, int]:
-        """Return the usable ones of the chosen parallel environment (or of all), with their slots per host."""
+        """Return {name: slots per host} of the chosen parallel environment if it is usable, or of all usable ones if
+        none is chosen.
+        """
         known = self._environments()
         return usable({chosen["pe"]: known.get(chosen["pe"], {})} if "pe" in chosen else known)
 
@@ -69,8 +71,8 @@ check_up = GridEngineDoctor().check_up
 
 
 def usable(environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
-    """Return the parallel environments that give a job a fixed number of slots per host and let it start programs
-    there, with that number.
+    """Return {name: slots per host} of the parallel environments that give a job a fixed number of slots per host and
+    let it start programs there.
     """
     able = {name: one for name, one in environments.items() if one.get("control_slaves") == "TRUE"}
     rules = {name: one.get("allocation_rule", "") for name, one in able.items()}
@@ -105,5 +107,5 @@ def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str])
 
 
 def _shown(*option: str) -> dict[str, str]:
-    """Return the settings that `qconf` prints for this option."""
+    """Return the settings by name that `qconf` prints for this option."""
     return read_settings(ask(["qconf", *option]).out)

@@ -166,8 +166,8 @@ class GridEngineSystem(BatchSystem):
 
 @cache
 def rule_of(pe: str | None) -> str | None:
-    """Return the allocation rule of a parallel environment, by which slots are spread over hosts, or None if it does
-    not exist.
+    """Return the allocation rule of the parallel environment `pe`, by which slots are spread over hosts, or None if it
+    does not exist.
     """
     return None if pe is None else read_settings(ask(["qconf", "-sp", pe]).out).get("allocation_rule")
 

@@ -38,8 +38,8 @@ def check_up(request: DoctorRequest, _tell: object) -> Iterator[Finding]:
 
 
 def health_findings(python: str, gpus: int, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding about each device: the CPU and `gpus` GPUs, checked in the ranks' interpreter `python`. The last
-    finding notes that links are not measured here.
+    """Yield a finding about each device: the CPU and `gpus` GPUs, checked in the ranks' interpreter `python` with the
+    variables `environ`. The last finding notes that links are not measured here.
     """
     for device in devices_of(gpus):
         health = _checked(python, device, environ)
@@ -55,7 +55,9 @@ def health_findings(python: str, gpus: int, environ: Mapping[str, str]) -> Itera
 
 
 def _checked(python: str, device: str, environ: Mapping[str, str]) -> DeviceHealth:
-    """Run the check of one device in the interpreter `python`, and return the device's health."""
+    """Run the check of one device in the interpreter `python` with the variables `environ`, and return the device's
+    health.
+    """
     try:
         done = subprocess.run(
             [python, str(DEVICE_CHECK), device],

@@ -288,8 +288,8 @@ class LoginDisk:
             at += len(piece)
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Send the file `name` (`size` bytes, which `pieces` yields) of a checkpoint to the login node, for the run
-        with the submit token.
+        """Send the file `name` of a checkpoint to the login node, for the run with the submit token. `pieces` yields
+        its `size` bytes; `manifest` is the content of the checkpoint's manifest.
         """
         at = 0
         for piece in pieces:

@@ -1,5 +1,5 @@
 """This process's connections to login nodes: they stay open between questions, all nodes are asked at once, and one
-that did not answer is not asked again for a while.
+that did not answer is not asked again for a while. `kind` is the type in which an answer is decoded.
 """
 
 import atexit
@@ -46,7 +46,7 @@ def line_to(address: Address, *, without: Collection[str] = (), compress: bool =
 
 def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) -> T:
     """Return the login node's answer, over an open connection if this process has one. If that one has broken, connect
-    once more.
+    once more. Raise Unreachable if there is no answer within `timeout_s`.
     """
     if address in _open:
         with contextlib.suppress(Broken):
@@ -80,8 +80,8 @@ def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without
 
 
 def ask_all(questions: Mapping[Address, Request], kind: type[T], limit_s: float) -> dict[Address, T | LaunchError]:
-    """Ask each login node its question, all at the same time. Return each answer, or the error if none came within
-    `limit_s`.
+    """Ask each login node its question, all at the same time. Return by address each answer, or the error if none came
+    within `limit_s`.
     """
     deadline = time.monotonic() + limit_s
     # A connection that is slow to come keeps none of the others waiting.

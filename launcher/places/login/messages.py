@@ -1,5 +1,6 @@
 """Requests to a login node about runs; after the arrow in a docstring stands the type of the answer. `on` is the
-cluster's name on the login node, `folder` its folder for code and runs.
+cluster's name on the login node, `folder` its folder for code and runs, `token` a submit token, by which a repeated
+request is recognised.
 
 README.md has a picture. Login nodes with version 0.1.0 understand all of these requests.
 """

@@ -59,7 +59,7 @@ class PbsDoctor(BatchDoctor):
         return argv + named(chosen, queue="-q", project="-P", account="-A")
 
     def _server(self) -> dict[str, dict[str, dict[str, object]]]:
-        """Return the JSON object that `qstat -B` prints: under the key `Server`, the server's attributes by its name."""
+        """Return the JSON object that `qstat -B` prints; its key `Server` has the attributes of each server by name."""
         return read_json(CALLED, ask(["qstat", "-B", "-f", "-F", "json"]).out)
 
 

@@ -21,7 +21,7 @@ _ASK = "ask the administrators"
 
 
 def sbatch_finding(path: str | None, version: str | None) -> Finding:
-    """Return the finding about sbatch: its path and version (None: unknown), or that it is missing if `path` is None."""
+    """Return the finding about sbatch: its path and version (None: unknown), or that it is missing (`path` is None)."""
     if path is None:
         hint = "run this on a login node of the cluster, or load the module that has Slurm's programs"
         return problem("sbatch", "not on PATH", hint)
@@ -168,7 +168,7 @@ def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
 
 
 def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedites: bool) -> Iterable[Finding]:
-    """Yield findings about the controller's configuration.
+    """Yield findings about the controller's configuration and the `rules` of its partitions.
 
     `expedites` is True if runs use Slurm's expedited requeue, by which a job that loses a node is requeued at once and
     comes first.
@@ -285,7 +285,7 @@ def silent_node_finding(timeout_s: float | None) -> Finding:
 
 
 def array_finding(most: int | None) -> Finding:
-    """Return the finding about the largest array that Slurm allows; None if Slurm does not show it."""
+    """Return the finding about `most`, the largest array that Slurm allows; None if Slurm does not show it."""
     if most is None:
         return warning("MaxArraySize", "Slurm does not say", "`launch submit --repeat` submits one job each")
     if most < 2:

@@ -69,8 +69,8 @@ def ask(
     pass_fds: Sequence[int] = (),
     in_job: bool = False,
 ) -> Answer:
-    """Run a command of Slurm and return its output. Raise Unreachable if it is missing or too slow, or if no controller
-    answered it.
+    """Run a command of Slurm and return its output. Raise Unreachable if it is missing or takes longer than
+    `limit_s`, or if no controller answered it.
 
     The command gets `environ` (None: this process's variables), the text `stdin`, and the descriptors `pass_fds`. With
     `in_job` this process's own job may be ending, and the command ignores the SIGTERM that is sent to all its

@@ -77,7 +77,7 @@ def _inside(
     agent: AgentProcess, container: Container | None, plan: Plan, attempt: AttemptDir, job: str
 ) -> AgentProcess:
     """Return the agent's process started inside its container, or unchanged without one. A container that only srun can
-    open takes a step on this node.
+    open takes a step of the job `job` on this node.
     """
     if container is None:
         return agent

@@ -1,5 +1,6 @@
 """Read a file with `steps:`, several jobs of which some need others, as one spec for each step. All problems are
-reported at once. A step's spec is the options common to all, overridden by its own.
+reported at once. A step's spec is the options common to all, overridden by its own. `root` is the tree of the whole
+file, `job` the table of a spec's options.
 """
 
 import json

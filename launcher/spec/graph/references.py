@@ -1,5 +1,5 @@
 """Fill in references such as `${steps.train.run_dir}`, by which a step's `run` and `env` use another step's outputs.
-Pure.
+Pure; `tree` is the YAML tree of a step's spec.
 """
 
 import re

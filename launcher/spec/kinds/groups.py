@@ -1,5 +1,5 @@
 """Kinds of values that contain others: lists, mappings with free keys, one of several shapes, command lines. A kind
-reads, describes and shows one form of value in a spec.
+reads, describes and shows one form of value in a spec. A Mapping, Sequence or Scalar is a node of the YAML tree.
 """
 
 import re

@@ -1,4 +1,6 @@
-"""The kind of value for a section: a mapping with known options that becomes an instance of one class of model.py."""
+"""The kind of value for a section: a mapping with known options that becomes an instance of one class of model.py. A
+Mapping, Sequence or Scalar is a node of the YAML tree.
+"""
 
 import re
 from collections.abc import Callable, Iterator

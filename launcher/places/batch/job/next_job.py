@@ -136,7 +136,7 @@ class NextJob:
         return told
 
     def _any_is_down(self, lost: Sequence[Exclusion]) -> bool:
-        """Return whether the scheduler reports one of these hosts as down; return False if it does not answer."""
+        """Return whether the scheduler reports a host in `lost` as down; return False if it does not answer."""
         hosts = [one.host for one in lost]
         with contextlib.suppress(Unreachable):
             return bool(hosts) and any(node.down for node in self._queue.nodes(hosts, limit_s=ASK_S).values())

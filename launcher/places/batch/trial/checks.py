@@ -67,9 +67,9 @@ class NodeClock:
 class SeenNode:
     """A node of the trial that has answered, with its answers so far."""
 
-    hello: Hello
-    clock: NodeClock | None = None
-    report: NodeReport | None = None
+    hello: Hello  # its first answer
+    clock: NodeClock | None = None  # None: not compared yet
+    report: NodeReport | None = None  # its last answer; None: not sent yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,9 @@ class Expected:
     """The versions and folders that nodes should have: those of this machine."""
 
     rank_python: str  # path of the ranks' interpreter
-    runs_root: str
-    launcher: str = field(default_factory=launcher_version)
-    python: str = platform.python_version()
+    runs_root: str  # the folder in which runs will be stored
+    launcher: str = field(default_factory=launcher_version)  # its version
+    python: str = platform.python_version()  # the version of the launcher's Python
     executable: str = sys.executable  # path of the launcher's interpreter
 
 
@@ -260,8 +260,8 @@ def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueNa
 
 
 def _is_lost(trial: Trial, host: str) -> bool:
-    """Return whether nothing more can come from the node: it never answered, or it sent no report although it answered
-    before or the job has ended.
+    """Return whether nothing more can come from the node `host`: it never answered, or it sent no report although it
+    answered before or the job has ended.
     """
     node = trial.seen.get(host)
     return node is None or (node.report is None and (node.clock is not None or trial.state.has_ended))

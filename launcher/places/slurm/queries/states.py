@@ -92,7 +92,7 @@ def _word(part: str) -> str | None:
 
 
 def _deciding(words: set[str]) -> tuple[str, Phase]:
-    """Return (the name that decides among several state flags of a job, the phase that follows from it)."""
+    """Return (the name that decides among `words`, several state flags of a job, the phase that follows from it)."""
     for flag, phase in _FLAGS.items():
         if flag in words:
             return flag, phase

@@ -60,7 +60,7 @@ def read_rows(text: str, width: int, first: re.Pattern[str] = JOB_ID) -> tuple[l
 
 
 def read_fields(text: str) -> dict[str, str]:
-    """Return the fields of a line of scontrol, such as `NodeName=n0 CPUTot=8`."""
+    """Return the fields of a line of scontrol, such as `NodeName=n0 CPUTot=8`, by name."""
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
 
 
