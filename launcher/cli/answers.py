@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 class StartedRun(msgspec.Struct, frozen=True):
     """The id and the folder of a run that was started or resumed."""
 
-    run: str
-    run_dir: str
+    run: str  # its id
+    run_dir: str  # its folder
 
 
 class StartedGraph(msgspec.Struct, frozen=True):
     """The runs that were started for one file with `steps:`, a graph."""
 
-    graph: str
-    graph_dir: str
+    graph: str  # its id
+    graph_dir: str  # its folder
     runs: tuple[StartedRun, ...]
 
 

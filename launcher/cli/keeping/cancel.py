@@ -25,7 +25,7 @@ class CancelledRun(msgspec.Struct, frozen=True):
     `already_ended`: the run had ended before.
     """
 
-    run: str
+    run: str  # its id
     state: State
     already_ended: bool
     ended: tuple[str, ...]  # texts on what was ended

@@ -39,7 +39,7 @@ class KeptElsewhere(msgspec.Struct, frozen=True):
 class RunUsage(msgspec.Struct, frozen=True):
     """The disk space that a run takes on this machine, in bytes, and on others (`elsewhere`)."""
 
-    run: str
+    run: str  # its id
     total: int
     checkpoints: int
     logs: int

@@ -23,7 +23,7 @@ EXAMPLES = """
 class RunLabels(msgspec.Struct, frozen=True):
     """The name, tags and note that users gave a run."""
 
-    run: str
+    run: str  # its id
     name: str
     tags: tuple[str, ...]
     note: str

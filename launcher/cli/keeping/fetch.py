@@ -22,8 +22,8 @@ EXAMPLES = """
 class FetchedRun(msgspec.Struct, frozen=True):
     """The result of `launch fetch`: one line of text for each item that was copied to this machine."""
 
-    run: str
-    run_dir: str
+    run: str  # its id
+    run_dir: str  # its folder
     fetched: tuple[str, ...]
 
 

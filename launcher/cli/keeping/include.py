@@ -19,7 +19,7 @@ EXAMPLES = """
 class IncludedNodes(msgspec.Struct, frozen=True):
     """The exclusions of nodes that were removed, so that the run may use these nodes again."""
 
-    run: str
+    run: str  # its id
     included: tuple[Exclusion, ...]
 
 

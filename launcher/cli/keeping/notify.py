@@ -63,7 +63,7 @@ class NotifiedOf(msgspec.Struct, frozen=True):
 class SentNotice(msgspec.Struct, frozen=True):
     """A message that this command sent; `problem` is "" if it was delivered. A test message has no run ("")."""
 
-    run: str
+    run: str  # id of the run that it is about; "": a test message
     recipient: str
     problem: str
 

@@ -43,11 +43,11 @@ _USABLE = (Condition.OK, Condition.VERIFIED, Condition.PARTIAL)
 class PrunedRun(msgspec.Struct, frozen=True):
     """A run to be deleted: all of it (`goes` is "run"), or the checkpoints in `folders`."""
 
-    run: str
+    run: str  # its id
     state: State
     goes: Literal["run", "checkpoints"]
-    folders: tuple[str, ...]
-    size_bytes: int
+    folders: tuple[str, ...]  # their paths
+    size_bytes: int  # of the folders
 
 
 class Pruned(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ known here, and the same command finishes the work later.
 class RemovedRun(msgspec.Struct, frozen=True):
     """The result of deleting a run: not `gone` if another machine still stores a part of it."""
 
-    run: str
+    run: str  # its id
     gone: bool
     size_bytes: int  # of its part on this machine
 

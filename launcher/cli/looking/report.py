@@ -26,7 +26,7 @@ class WrittenReport(msgspec.Struct, frozen=True):
     """The page that `launch report` wrote, and the runs on it."""
 
     file: str
-    runs: tuple[str, ...]
+    runs: tuple[str, ...]  # their ids
 
 
 def declare(arguments: Arguments) -> None:

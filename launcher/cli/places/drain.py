@@ -21,7 +21,7 @@ EXAMPLES = """
 class DrainedNode(msgspec.Struct, frozen=True):
     """A node that was drained: `ranks_on` are the nodes that have the run's ranks now."""
 
-    run: str
+    run: str  # its id
     node: int
     ranks_on: tuple[int, ...]
 

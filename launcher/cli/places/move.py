@@ -20,7 +20,7 @@ EXAMPLES = """
 class MovedNode(msgspec.Struct, frozen=True):
     """A node that has become a spare; `moved` describes the ranks that were moved off it."""
 
-    run: str
+    run: str  # its id
     node: int  # its number
     moved: str
 

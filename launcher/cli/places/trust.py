@@ -86,7 +86,8 @@ def _confirm_key(target: Target, key: HostKey, fingerprints: Collection[str], er
 
 
 def _ask(target: Target, key: HostKey, *, changed: bool) -> str:
-    """Ask the user on the terminal whether a key is right, and return the typed answer.
+    """Ask the user on the terminal whether a key is right, and return the typed answer: `yes`, a fingerprint, or
+    something else.
 
     With `changed`, the host had another key before.
     """

@@ -52,7 +52,7 @@ class ExtendedSweep(msgspec.Struct, frozen=True):
     """The runs that continue a sweep's best trials."""
 
     sweep: str
-    runs: tuple[str, ...]
+    runs: tuple[str, ...]  # their ids
 
 
 class SweepPicture(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
     """A spec file, and the lines that are printed about its problems."""
 
     file: str
-    ok: bool
+    ok: bool  # it has no problems
     problems: tuple[str, ...]
 
 

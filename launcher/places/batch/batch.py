@@ -224,7 +224,8 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def script(self, plan: "Plan", submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
-        """Return the whole batch script, whose only command is `batch_command(kind, where)`.
+        """Return the whole batch script, whose only command is `batch_command(kind, where)` and which writes
+        `submit_token` into a field of the job.
 
         `where` is the run's folder, or an array's, to which early output of the job goes. The job should not get nodes
         in `avoid`, unless the spec insists on them.

@@ -108,7 +108,7 @@ class Cancelling:
 
     def _others(self, job: QueuedJob | None) -> list[QueuedJob]:
         """Return the run's jobs other than `job`, the one of its newest attempt."""
-        found = [one for one in self._queue.jobs() if not _has_left(one) and submit_token_on(one, self._run)]
+        found = [one for one in self._queue.jobs() if not _job_has_ended(one) and submit_token_on(one, self._run)]
         return [one for one in found if job is None or one.id != job.id]
 
     @contextlib.contextmanager
@@ -146,7 +146,7 @@ class Cancelling:
                 job for job in jobs if submit_token in job.submit_tokens and (job.element or ("", None))[1] == index
             ]
             if ours:
-                return min(ours, key=_has_left), submit_token
+                return min(ours, key=_job_has_ended), submit_token
         intent = readable(self._attempt.intent, Intent)
         job, submit_token = (None, "") if intent is not None else self._job_by_name()
         if job is None:
@@ -160,8 +160,8 @@ class Cancelling:
         Raise Unreachable if several live jobs have the name.
         """
         jobs = self._queue.jobs(called=self._run.path.name)
-        named = sorted((job for job in jobs if job.submit_tokens and job.element is None), key=_has_left)
-        live = [job for job in named if not _has_left(job)]
+        named = sorted((job for job in jobs if job.submit_tokens and job.element is None), key=_job_has_ended)
+        live = [job for job in named if not _job_has_ended(job)]
         if len(live) > 1:
             text = f"{len(live)} jobs are called {self._run.path.name}, and no record shows which is this run's"
             hands = [self._queue.by_hand(job.id) for job in live]
@@ -178,7 +178,7 @@ class Cancelling:
         doubtful = [
             job
             for job in jobs
-            if job.element is not None and not _has_left(job) and job.submit_tokens - known
+            if job.element is not None and not _job_has_ended(job) and job.submit_tokens - known
             if intent is None or intent.submit_token in job.submit_tokens
         ]
         if doubtful:
@@ -227,7 +227,7 @@ class Cancelling:
         return end is not None and end.state.ended
 
 
-def _has_left(job: QueuedJob) -> bool:
+def _job_has_ended(job: QueuedJob) -> bool:
     """Return whether the scheduler shows the job as ended."""
     return job.phase is Phase.ENDED
 

@@ -72,7 +72,9 @@ def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Replace this process by the command, with the environment that was saved in the file."""
+    """Replace this process by the command in `argv`, with the environment that was saved in the file which a variable
+    names.
+    """
     command = [*argv]
     if command[0] == "--packed":
         os.environ[FILE], os.environ[HOST], *command = json.loads(bytes.fromhex(command[1]))

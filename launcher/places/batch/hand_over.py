@@ -82,8 +82,8 @@ def _folder(handover: Handover) -> Path:
 
 
 def _job_id(queue: BatchSystem, handover: Handover, made: str, index: int) -> str:
-    """Return the job id for the run with this index: `made`, the submitted job's id, or for an array that of the
-    element.
+    """Return the job id for number `index` of the handover's runs: `made`, the submitted job's id, or for an array that
+    of the element.
     """
     return queue.name_of(made, index) if handover.intent.batch else made
 
@@ -134,7 +134,9 @@ def submit_tokens_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
 
 
 def _submit(queue: BatchSystem, handover: Handover, lock: int) -> str:
-    """Write the batch script, submit it and return the job's id; the submitting command inherits `lock`."""
+    """Write the batch script of the handover's attempts, submit it and return the job's id. The submitting command
+    inherits the descriptor `lock`, so that the lock is held as long as it lives.
+    """
     run, attempt = next((run, attempt) for run, attempt in handover.members if run.plan.exists())
     plan = read_plan(run, attempt.number)
     if handover.intent.reason == "requeue":
@@ -167,8 +169,8 @@ class ThisCluster:
             write_record(site, Site(self.name))
 
     def elsewhere(self, run: RunDir, attempt: AttemptDir) -> str:
-        """Return a text if the attempt's job cannot be seen here because it was submitted to another cluster, else
-        "".
+        """Return a message for the user if the attempt's job cannot be seen here because it was submitted to another
+        cluster, else "".
         """
         there = _noted(run, attempt)
         if not there or not self.name or there == self.name:

@@ -113,7 +113,9 @@ class KubernetesSystem(BatchSystem):
         return f"{CALLED} says: {(answer.refusal or answer.out).strip()}"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return the JobSets with these ids, those of the run named `called`, or all of the launcher's."""
+        """Return the JobSets with these ids, those of the run named `called`, or all of the launcher's. Raise
+        Unreachable if there is no answer within `limit_s`.
+        """
         chosen = ",".join(f"{name}={value}" for name, value in _MANAGED.items())
         answer = ask(["kubectl", "get", "jobsets,pods", "-l", chosen, "-o", "json"], limit_s=limit_s)
         if answer.code != 0:

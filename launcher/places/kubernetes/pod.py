@@ -35,8 +35,8 @@ _KIND = "k8s"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the batch process in the first pod, else agents; return 0 when the run has ended, or 1 if the pod is being
-    removed.
+    """Run the batch process in the first pod, else agents, for the run whose folder is `argv[0]`. Return 0 when the run
+    has ended, or 1 if the pod is being removed.
     """
     os.umask(0o077)
     run, index = RunDir(Path(argv[0])), int(os.environ["JOB_COMPLETION_INDEX"])

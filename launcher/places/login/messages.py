@@ -290,8 +290,8 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
 
 
 class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
-    """A question how much disk space the runs, and code that no run needs, take on the login node; with `remove`,
-    delete it. → list of KeptRemote
+    """A question about how much disk space the runs, and code that no run needs, take on the login node; with `remove`,
+    they are deleted as well. → list of KeptRemote
     """
 
     folder: str

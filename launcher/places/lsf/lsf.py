@@ -105,7 +105,7 @@ class LsfSystem(BatchSystem):
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
         """Return the jobs with these ids, those of the run named `called`, or all of this user, by bjobs. Ended jobs
-        are shown for CLEAN_PERIOD, an hour by default.
+        are shown for CLEAN_PERIOD, an hour by default. Raise Unreachable if there is no answer within `limit_s`.
         """
         answer = ask(["bjobs", "-a", "-json", "-o", _FIELDS, *ids], limit_s=limit_s)
         if "{" not in answer.out and "job found" in f"{answer.out}{answer.err}".lower():
@@ -243,7 +243,7 @@ def fate_of(history: str) -> Fate | None:
 
 
 def read_hosts(text: str) -> list[ExecHost]:
-    """Return the hosts of `bhosts -json`."""
+    """Return the hosts in the output of `bhosts -json`; raise Unreachable if it is damaged."""
     return [_host(one) for one in _records(text) if _text(one, "HOST_NAME")]
 
 

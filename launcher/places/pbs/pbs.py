@@ -99,7 +99,9 @@ class PbsSystem(BatchSystem):
         return job.replace("[]", f"[{element}]", 1)
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return the jobs with these ids, those of the run named `called`, or all of this user, by qstat."""
+        """Return the jobs with these ids, those of the run named `called`, or all of this user, by qstat. Raise
+        Unreachable if there is no answer within `limit_s`.
+        """
         user = pwd.getpwuid(os.geteuid()).pw_name
         if not ids and (listed := ask(["qselect", "-u", user], limit_s=limit_s)).code:
             raise Unreachable(f"qselect cannot tell: {listed.refusal}")

@@ -89,8 +89,8 @@ def read_graph(path: Path, overrides: Texts[str] = (), job: Section = JOB) -> Gr
 
 
 def place_of(text: str, step: str, key: str) -> tuple[int, int, str]:
-    """Return (line, column, full key) at which an option of a step, such as run.script, is written: in the step, else
-    beside `steps`.
+    """Return (line, column, full key) at which the option `key` of a step, such as run.script, is written in `text`,
+    the whole file: in the step, else beside `steps`.
 
     For `queue.after`, if it is not written, the position is that of the step's `needs`.
     """

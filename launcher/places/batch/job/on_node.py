@@ -41,7 +41,9 @@ _LOOK_S = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Supervise the agent until it has exited for good or this process is asked to exit; return 0."""
+    """Supervise this node's agent for `argv`, which is KIND RUN_DIR ATTEMPT, until it has exited for good or this
+    process is asked to exit; return 0.
+    """
     name_this("launch-super")
     os.umask(0o077)
     with waiting_for_disks():
@@ -136,7 +138,8 @@ def _tree(pid: int) -> list[int]:
 
 
 def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
-    """On the first node, pass a preemption on to the batch process; return when the agent has exited.
+    """On the first node, pass a preemption that `wakeup` receives on to the batch process, as a signal; return when the
+    agent has exited.
 
     With a GraceTime, Slurm signals a preemption only to the tasks of steps, so that the first node needs a task for it.
     """

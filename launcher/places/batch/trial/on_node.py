@@ -65,7 +65,9 @@ def _hello(address: str, interface: str) -> Hello:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Answer all questions; exit with 0, or with the error that prevented an answer."""
+    """Answer all questions for `argv`, which is KIND FOLDER SECONDS NODE; exit with 0, or with the error that prevented
+    an answer.
+    """
     os.umask(0o077)
     kind, folder, limit_s, me = argv
     try:
