@@ -38,7 +38,7 @@ class FlagWords:
     """The names and the help of an option, and the completions of its value (None: it has no value)."""
 
     names: tuple[str, ...]
-    text: str
+    text: str  # its help
     value: Candidates | None  # None: it has no value
 
 
@@ -47,8 +47,8 @@ class Command:
     """A command with its help and options; `word` are the completions of its first argument."""
 
     name: str
-    text: str
-    flags: tuple[FlagWords, ...]
+    text: str  # its help
+    flags: tuple[FlagWords, ...]  # its options
     word: Candidates  # completions of the word after it
 
 

@@ -314,7 +314,7 @@ class _Defaults(Struct, frozen=True):
         return f"a mapping of options as in {self.key} of a spec"
 
     def parse(self, node: Node) -> tuple[tuple[str, str], ...]:
-        """Return the options as overrides of a spec; raise an error with every problem."""
+        """Return the options as overrides of a spec, (path, YAML text) of each; raise Wrong with every problem."""
         self.section.parse(node)
         return tuple(_written(self.key, node)) if isinstance(node, Mapping) else ()
 

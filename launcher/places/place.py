@@ -92,7 +92,7 @@ class PreparedStart(Protocol):
 
 
 class StartLater:
-    """The PreparedStart of places that prepare nothing."""
+    """An attempt for whose start nothing was prepared: the place does everything in its own `start`."""
 
     def __init__(self, place: "Place", plan: "Plan") -> None:
         self._place, self._plan = place, plan

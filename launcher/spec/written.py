@@ -1,4 +1,6 @@
-"""Convert a spec that a program has made, a dict or an object with such fields, to the text that is read and stored."""
+"""Convert a spec that a program has made, a dict or an object with the fields of a spec, to the text that is read and
+stored.
+"""
 
 import json
 from collections.abc import Mapping

@@ -127,7 +127,7 @@ def _metrics(metrics: dict[str, tuple[Figure | None, ...]]) -> Iterator[list[str
 
 
 def _rows(table: Table) -> Iterator[list[str]]:
-    """Yield a table row for each fact in the table."""
+    """Yield a table row for each entry of the table: its name, and its value in each run."""
     for name, values in table.items():
         yield [name, *map(_text, values)]
 

@@ -446,8 +446,8 @@ def job_name(run_id: str) -> str:
 
 
 def meanings(table: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
-    """Return the table for `in_plain_words`, compiled: patterns of messages, and their meanings in plain words. The
-    first pattern that matches counts.
+    """Return `table`, from regular expressions of messages to their meanings in plain words, compiled for
+    `in_plain_words`. The first pattern that matches counts.
     """
     return [(re.compile(sign), words) for sign, words in table.items()]
 

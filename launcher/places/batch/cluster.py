@@ -200,12 +200,14 @@ class BatchCluster(Place):
         return self.queue.exec_hosts(getattr(own, "queue", None), gpu)
 
     def start(self, plan: Plan, attempt: int) -> None:
-        """Submit a job for attempt number `attempt`, unless that has been done."""
+        """Submit a job for attempt number `attempt` of the plan's run, unless that has been done. Raise NotStarted if
+        the job is refused, and Unreachable if the result is unknown.
+        """
         run = RunDir(Path(plan.run_dir))
         hand_over(self.queue, Handover.of(run, run.attempt(attempt)))
 
     def preview(self, plan: Plan) -> Preview:
-        """Return the batch script, and the scheduler's answer about it without a submit."""
+        """Return the batch script, and the scheduler's answer about it without a submit, or why it does not answer."""
         script = self.queue.script(plan, SubmitToken("0" * 16), Path(plan.run_dir), [])
         try:
             return Preview(script, self.queue.try_out(script))
@@ -255,8 +257,8 @@ class BatchCluster(Place):
             raise Refused(f"{self.queue.called} does not release job {job}: {refusal}")
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
-        """Cancel the run, first through its own processes, then by ending its job, and return the report. `plan` is
-        None if it cannot be read.
+        """Cancel the run, first through its own processes, then by ending its job, and return the report once they are
+        gone. `plan` is None if it cannot be read. Raise Unreachable if the scheduler does not answer.
         """
         return Cancelling(self.queue, run, attempt, plan).carry_out()
 

@@ -194,7 +194,9 @@ class LoginCluster(Place):
         return ClusterAnswer("queued", "", time.time(), text="it is being handed to its login node")
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
-        """Cancel the run through its login node, and return the report. `plan` is None if it cannot be read."""
+        """Cancel the run through its login node, and return the report. `plan` is None if it cannot be read. Raise
+        Unreachable if the login node does not answer.
+        """
         address = address_of(run, attempt)
         handover = Handover.of(run, attempt)
         if handover.is_open():
@@ -220,7 +222,9 @@ class LoginCluster(Place):
             ask(address_of(run, attempt), request, list[Exclusion], timeout_s=ANSWER_S)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
-        """Return a connection to the node, which `launch _inside` on the login node relays in both directions."""
+        """Start the program that serves one request about the node's ranks, and return the connection to it, which
+        `launch _inside` on the login node relays in both directions.
+        """
         whole, role = run.whole, ""
         if whole != run:
             attempt, role = last_attempt(whole), f" {run.id}"
@@ -304,9 +308,10 @@ def _answer_about(
     address: Address, run: RunDir, attempt: AttemptDir, there: str, answer: dict[str, RunNews] | LaunchError
 ) -> ClusterAnswer:
     """Return the login node's answer about an attempt in the form of any cluster, and write the records that came with
-    it. If `answer` is an error, return the last answer with that as the reason.
+    it. `answer` has the news of runs by their ids on the login node at `address`; if it is an error, return the last
+    answer with that as the reason.
 
-    `there` is the run's id on the login node at `address`.
+    `there` is this run's id on the login node.
     """
     if isinstance(answer, LaunchError):
         why = "; ".join(line.strip() for line in answer.lines if not line.startswith("hint:"))

@@ -46,9 +46,10 @@ _PATIENT, _HASTY = _Patience(120.0, 600.0), _Patience(13.0, 30.0)
 
 
 def hand_over(handover: Handover) -> None:
-    """Send the attempts to the login node, unless another process has done so.
+    """Send the attempts to the login node, unless another process has done so; wait while another one is doing so.
 
-    Raise NotStarted if certainly nothing was started there, else the error that occurred.
+    Raise NotStarted if certainly nothing was started there. Raise another LaunchError, such as Unreachable, if the
+    result is unknown or the login node reports an error.
     """
     with handover.held(wait=True):
         if handover.is_open():
@@ -224,7 +225,9 @@ def remote_spec(plan: Plan, text: bytes, waits: tuple[str, ...]) -> RemoteSpec:
 
 
 def _defaults_without_login(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the cluster's default options from the plan, without those about reaching the login node."""
+    """Return (path, YAML text) of the cluster's default options from the plan, without those about reaching the login
+    node.
+    """
     return tuple((key, value) for key, value in plan.defaults if not key.startswith(f"{KIND}."))
 
 

@@ -61,8 +61,10 @@ def _asked(address: Address, request: Request, kind: type[T], timeout_s: float) 
 
 
 def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without: Collection[str]) -> T:
-    """Return the result of `work`, which is called again with a new connection if the connection breaks. Variables
-    named in `without` are kept from ssh.
+    """Return the result of `work`. If the connection breaks, call `work` again with a new one, after growing pauses,
+    until these are used up; then raise Unreachable.
+
+    Variables named in `without` are kept from ssh.
     """
     pauses = iter(_PAUSES_S)
     was_there = address in _open

@@ -43,7 +43,7 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
 
 def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
     """Return the overrides of the spec by which the run on the login node waits for what the plan on this machine
-    names; none if the spec has no such options.
+    names; return an empty tuple if neither the spec nor an override sets an option of `queue`.
 
     Raise Refused if a run to wait for is not on that login node. `again` means that the run starts there after having
     waited elsewhere, so that the overrides are returned in any case.

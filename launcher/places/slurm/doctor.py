@@ -142,7 +142,9 @@ def trial_of(request: DoctorRequest, shape: Shape) -> SlurmTrials:
 
 
 def options(request: DoctorRequest, shape: Shape, nodes: int) -> list[str]:
-    """Return the options of sbatch for a trial job of `nodes` nodes of this shape."""
+    """Return the options of sbatch for a trial job of `nodes` nodes of this shape, in the partition, account and QOS
+    that the request chooses.
+    """
     chosen = {
         "job-name": "launch-doctor",
         "nodes": str(nodes),

@@ -178,7 +178,9 @@ def script_of(
 
 
 def _output(submit_token: SubmitToken, folder: str) -> str:
-    """Return the path pattern in `folder` for the batch process's output before it has a log of its own."""
+    """Return the path pattern in `folder` for the batch process's output before it has a log of its own; it has a
+    number for each element if the submit token is an array's.
+    """
     if any(sign in folder for sign in "\\\n\r"):
         return os.devnull  # neither sbatch nor the patterns of its file names have a way to write these
     name = "slurm-%j.out" if submit_token.array is None else "slurm-%A_%a.out"

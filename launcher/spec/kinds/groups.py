@@ -211,7 +211,7 @@ class ArgsTable(Struct, frozen=True):
         return "a mapping that becomes `--key value`"
 
     def parse(self, node: Node) -> tuple[str, ...]:
-        """Return the value that the node stands for; raise Wrong with every problem in it."""
+        """Return the words of the command line; raise Wrong with every problem in the node."""
         if not isinstance(node, Mapping):
             raise Wrong
         gather = Gather()

@@ -42,7 +42,7 @@ class RolesTable(Struct, frozen=True):
         return "a mapping from the names of roles to their specs"
 
     def parse(self, node: Node) -> dict[str, Role]:
-        """Return the value that the node stands for; raise Wrong with every problem in it."""
+        """Return how each role relates to the others, by the role's name; raise Wrong with every problem in it."""
         if isinstance(node, Unusable):
             raise Wrong
         if not isinstance(node, Mapping) or not node.entries:

@@ -57,7 +57,8 @@ def all_findings(
     """Yield the findings about a site (`site` returns how to submit a trial, or None), then those of a trial on nodes
     if one is requested, then those about shared folders.
 
-    `tell` is called with a line of text before steps that take long.
+    `words` are the names of the batch system for texts; `tell` is called with a line of text before steps that take
+    long.
     """
     seen_on: list[str] | None = None
     try:
@@ -148,7 +149,9 @@ def _folder(runs_root: Path) -> Iterator[Path]:
 
 
 def _talk(trial: Trial, job: JobOnTrial, folder: Path, request: DoctorRequest, until: float) -> None:
-    """Ask every node all questions and record the answers in `trial`, until the time `until` or the end of the job."""
+    """Ask every node all questions and record the answers in `trial`, until the time `until` (by `time.monotonic`) or
+    the end of the job.
+    """
     trial.hosts = job.queue.hosts(job.state.nodes) if job.state.nodes else ()
     patience_s = min(LATE_S, _FOR_TALKING * (until - time.monotonic()))
     boxes = {host: Mailbox(host, folder, job) for host in trial.hosts}

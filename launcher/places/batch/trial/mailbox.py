@@ -33,8 +33,8 @@ class Mailbox:
         self.name, self._folder, self._job, self._numbers = name, folder, job, count()
 
     def ask(self, words: Mapping[str, object] | None, answer: type[T], limit_s: float) -> T:
-        """Write a question and return the node's answer, decoded as `answer`. With None as `words` return the report
-        that each node sends first, without a question.
+        """Write the question `words` and return the node's answer, decoded as `answer`. With None as `words` return the
+        report that each node sends first, without a question.
 
         Raise Unreachable after `limit_s`, or if the job has ended.
         """

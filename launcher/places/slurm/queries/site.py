@@ -57,8 +57,8 @@ def read_rules(text: str) -> dict[str, PartitionRules]:
 
 
 def read_ping(text: str) -> dict[str, bool]:
-    """Return for each controller whether it is up, from the output of `scontrol ping`: `Slurmctld(primary) at control
-    is UP`.
+    """Return {host: whether its controller is up} from the output of `scontrol ping`: `Slurmctld(primary) at control is
+    UP`.
     """
     found = re.findall(r"^Slurmctld\(\w+\) at (\S+) is (UP|DOWN)", text, re.MULTILINE)
     return {host: state == "UP" for host, state in found}
