@@ -160,7 +160,7 @@ def _send_due(*, as_json: bool) -> int:
 
 
 def _outcome(sent: Sequence[SentNotice], *, reached: bool, as_json: bool) -> int:
-    """Print what was sent if `as_json`; return the exit code: OK if `reached`, that is, if all messages were delivered."""
+    """Print what was sent if `as_json`; return the exit code: OK if all messages were delivered (`reached`)."""
     if as_json:
         print(to_json(sent))
     return Exit.OK if reached else Exit.UNREACHABLE
