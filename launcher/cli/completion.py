@@ -29,8 +29,8 @@ class Candidates:
     """
 
     asked: str = ""  # an argument of `launch _complete`, or ""
-    words: tuple[str, ...] = ()
-    files: bool = False
+    words: tuple[str, ...] = ()  # fixed words
+    files: bool = False  # names of files as well
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class KeptRemote:
     runs: dict[RunId, int]  # bytes of each run there; 0 if the machine does not answer
     code: int = 0  # bytes of frozen code there that no other run needs
     live: tuple[RunId, ...] = ()  # runs that have processes there: nothing of theirs is deleted
-    silent: str = ""
+    silent: str = ""  # why the machine could not be asked
 
 
 class PreparedStart(Protocol):

@@ -58,7 +58,9 @@ class Secret(Struct, frozen=True):
 
 
 class Code(Struct, frozen=True):
-    """The files that are frozen as the job's code, by patterns to include and exclude, and the limit on their size."""
+    """The files that are frozen as the job's code, and the limit on their size. Patterns in `include` add files to
+    those that git does not ignore, patterns in `exclude` remove files.
+    """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -66,9 +68,9 @@ class Code(Struct, frozen=True):
 
 
 class CheckpointOptions(Struct, frozen=True):
-    """When checkpoints are saved, how many are kept, and where. `memory_every` is the interval of step snapshots in
-    memory, `buddy` copies these to the next node, `copy_lag` is how old a checkpoint's copy on another node may be, and
-    `copy_to` an object store. Of each interval in steps and seconds, one is set or none.
+    """The options for checkpoints: when they are saved, how many are kept, and where. `memory_every` is the interval of
+    step snapshots in memory, `buddy` copies these to the next node, `copy_lag` is how old a checkpoint's copy on
+    another node may be, and `copy_to` an object store. Of each interval in steps and seconds, one is set or none.
     """
 
     every_steps: int | None = None  # `every: 500 steps`
@@ -103,10 +105,10 @@ class Budget(Struct, frozen=True):
 
 
 class Recovery(Struct, frozen=True):
-    """How a run recovers from failures: a budget of restarts for each cause; after how long without progress ranks
-    count as hung (`hang_…`); after how many restarts without a newer checkpoint the run ends (`no_progress`); and how
-    long to wait for nodes, leases and lost hosts. `mode` is warm (all ranks are replaced), hot (survivors continue in
-    place) or auto; `reserve` processes per node wait to become ranks.
+    """The rules by which a run recovers from failures: a budget of restarts for each cause; after how long without
+    progress ranks count as hung (`hang_…`); after how many restarts without a newer checkpoint the run ends
+    (`no_progress`); and how long to wait for nodes, leases and lost hosts. `mode` is warm (all ranks are replaced), hot
+    (survivors continue in place) or auto; `reserve` processes per node wait to become ranks.
     """
 
     user_error: Budget = Budget(3, refill_s=86_400.0)
@@ -161,8 +163,8 @@ class NotifyOptions(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """How a host announces that it is about to be taken away: a file, a command or a signal, one of which is enough.
-    The notice comes `lead_s` seconds before the host's end.
+    """The way in which a host announces that it is about to be taken away: a file, a command or a signal, one of which
+    is enough. The notice comes `lead_s` seconds before the host's end.
     """
 
     file: str | None = None  # a file that appears on the host; relative to the ranks' working folder
@@ -190,8 +192,8 @@ class Predecessor(Struct, frozen=True):
 
 
 class QueueOptions(Struct, frozen=True):
-    """What a run waits for before it starts, and its priority: the runs in `after`, a release by its user (`hold`), a
-    moment (`at`), and GPUs and cores where one machine plays all nodes (unless `now`).
+    """The conditions for which a run waits before it starts, and its priority: the runs in `after`, a release by its
+    user (`hold`), a moment (`at`), and GPUs and cores where one machine plays all nodes (unless `now`).
     """
 
     priority: int = 0  # higher numbers start first
@@ -306,7 +308,7 @@ class SshHost(Struct, frozen=True):
 
 class Ssh(Struct, frozen=True):
     """A pool of SSH hosts, with the options for hosts that set none themselves. `shared`: all hosts see the same disk;
-    `agent`: SSH agent forwarding; `transport` is the SSH client.
+    `agent`: keys of the SSH agent may be used too; `transport` is the SSH client.
     """
 
     hosts: tuple[SshHost, ...] = ()
@@ -397,9 +399,9 @@ class Readiness(Struct, frozen=True):
 
 
 class Role(Struct, frozen=True):
-    """One of several programs of a run. It starts once the roles in `after` are ready, and restarts together with those
-    in `follows`; `colocate` is the role on whose nodes it runs. `restart` tells what a failed rank restarts: its role,
-    `alone` itself, or `all` roles. `spec` is None for the role whose spec contains all others.
+    """A program of a run that consists of several. It starts once the roles in `after` are ready, and restarts together
+    with those in `follows`; `colocate` is the role on whose nodes it runs. `restart` tells what a failed rank restarts:
+    its role, `alone` itself, or `all` roles. `spec` is None for the role whose spec contains all others.
     """
 
     main: bool = False  # the run ends with this role

@@ -52,7 +52,7 @@ class _Open(Struct):
 
     node: Sequence | Mapping
     key: Scalar | Unusable | None = None
-    spoiled: bool = False
+    spoiled: bool = False  # it becomes Unusable
 
 
 class _Builder(Struct):

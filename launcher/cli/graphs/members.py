@@ -45,10 +45,10 @@ class GraphMember:
     name in the tree, and `place` its line in the tree.
     """
 
-    graph: str
+    graph: str  # its id
     state: State  # of the whole graph
-    step: str
-    needs: tuple[str, ...]
+    step: str  # its name
+    needs: tuple[str, ...]  # names of steps
     branch: str  # lines to draw before the step's name
     place: int  # the step's line in the tree
 

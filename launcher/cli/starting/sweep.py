@@ -44,29 +44,29 @@ _PLOT_ROWS, _BAR = 12, 40
 class StartedSweep(msgspec.Struct, frozen=True):
     """The id and the folder of a sweep that was started."""
 
-    sweep: str
+    sweep: str  # its id
     sweep_dir: str
 
 
 class ExtendedSweep(msgspec.Struct, frozen=True):
     """The runs that continue a sweep's best trials."""
 
-    sweep: str
+    sweep: str  # its id
     runs: tuple[str, ...]  # their ids
 
 
 class SweepPicture(msgspec.Struct, frozen=True):
     """The value of each trial by its number, and the share of the result that each option explains."""
 
-    sweep: str
-    values: tuple[tuple[int, float], ...]
+    sweep: str  # its id
+    values: tuple[tuple[int, float], ...]  # (number of the trial, its value)
     importances: dict[str, float]  # by option
 
 
 class WrittenPicture(msgspec.Struct, frozen=True):
     """The picture file that was written, and a line for each thing missing in it."""
 
-    sweep: str
+    sweep: str  # its id
     file: str
     left_out: tuple[str, ...]
 

@@ -48,7 +48,7 @@ class SubmitToken(msgspec.Struct, frozen=True):
     `array` is the number of the job's runs if it is an array, else None.
     """
 
-    text: str
+    text: str  # 16 hex digits
     array: int | None = None  # number of runs in the job, if it is an array
 
     @property
@@ -184,7 +184,7 @@ class Fate(Enum):
 
     QUEUED_AGAIN = auto()  # the scheduler itself has requeued it
     PREEMPTED = auto()  # its nodes go to other jobs, and the scheduler does not requeue it
-    TIMED_OUT = auto()
+    TIMED_OUT = auto()  # its time limit has passed
     CANCELLED = auto()  # none of these: a user or administrator has ended it
     RUNS = auto()  # it is not being ended
     UNKNOWN = auto()  # the scheduler does not report it

@@ -28,7 +28,7 @@ _SHOWN = 8
 
 
 class Cancelling:
-    """One user's request to cancel an attempt of a run, and how it is carried out."""
+    """A user's request to cancel an attempt of a run, and how it is carried out."""
 
     def __init__(self, queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> None:
         self._queue = queue

@@ -18,9 +18,9 @@ _NOT_FOUND = 127  # how a shell leaves that was to become a program which is mis
 class Answer(msgspec.Struct, frozen=True):
     """The result of a client program: its exit code and output."""
 
-    code: int
-    out: str
-    err: str
+    code: int  # the exit code
+    out: str  # its stdout
+    err: str  # its stderr
 
     @property
     def refusal(self) -> str:
@@ -36,7 +36,7 @@ class Programs(msgspec.Struct, frozen=True):
     """
 
     called: str  # the scheduler's name for users
-    server: str
+    server: str  # what its commands ask, such as controller; for messages
     silence: Sequence[str]  # texts in their output that mean that no server received the request, or may not have
     environment: Callable[[Mapping[str, str]], Mapping[str, str]] = cleaned  # selects the variables that they get
     most_bytes: int = 128 << 20  # of their output: for 200,000 jobs squeue writes about a fifth of that

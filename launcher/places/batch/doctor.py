@@ -31,7 +31,7 @@ class BatchDoctor(ABC):
     options of the checked cluster by their names in the spec, such as `queue`.
     """
 
-    words: QueueNames
+    words: QueueNames  # names for findings
     starting = ""  # the command that starts a program on a host of the job; "": words.starter
     by_stdin = True  # that command passes its stdin on
 

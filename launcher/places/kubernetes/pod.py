@@ -49,9 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class OtherPod:
-    """A pod other than the first, as the process in it sees it. As process 1 of its container it has to handle signals
-    itself.
-    """
+    """The program of a pod other than the first. As process 1 of its container it has to handle signals itself."""
 
     def __init__(self, run: RunDir, folder: Path, index: int) -> None:
         self._run, self._folder, self._index = run, folder, index

@@ -148,14 +148,14 @@ def _environment(plan: Plan, folder: Path) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Lending:
-    """The objects that this process shares among its runs: the zygote, the supervisor that was started in advance for
-    the run folder in `expected`, and how many runs were `started`. `hopeless` is True if no zygote can be had.
+    """The objects that this process shares among its runs: the zygote, and in `expected` the supervisor that was
+    started in advance, with the folder of its run.
     """
 
     zygote: SharedZygote | None = None
     expected: tuple[Path, StandbySupervisor] | None = None
-    started: int = 0
-    hopeless: bool = False
+    started: int = 0  # zygotes that were started, as each one that ends is replaced
+    hopeless: bool = False  # none is started any more: too many have ended, or one could not be started
 
 
 _lending = _Lending()

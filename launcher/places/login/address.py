@@ -14,7 +14,7 @@ KIND = "login"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """How to reach a cluster through its login node.
+    """The way to reach a cluster through its login node.
 
     `cluster` is the user's name for it, `login` is for ssh, `launch` the program there, `folder` where code and runs
     are kept there, and `on` the cluster's name on the login node.

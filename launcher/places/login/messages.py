@@ -72,14 +72,14 @@ class RemoteSpec(msgspec.Struct, frozen=True):
     """
 
     name: str  # name of the spec file
-    text: bytes
+    text: bytes  # content of the spec file
     overrides: tuple[str, ...]
-    defaults: tuple[tuple[str, str], ...]  # the cluster's, from the user's clusters file
+    defaults: tuple[tuple[str, str], ...]  # the cluster's (path, YAML text), from the user's clusters file
     called: tuple[str, str]  # names of spec and project on the user's machine, for messages
 
 
 class AskPreview(msgspec.Struct, frozen=True, tag="preview"):
-    """A question what the login node would submit for this spec and the code of this digest. → RemotePreview"""
+    """A question about what the login node would submit for this spec and the code with this digest. → RemotePreview"""
 
     folder: str
     on: str
@@ -97,7 +97,7 @@ class RemotePreview(msgspec.Struct, frozen=True):
 
 
 class RunWanted(msgspec.Struct, frozen=True):
-    """One run to be started.
+    """A run to be started.
 
     `run` is its id, if that is free on the login node; `spec` and `repeat` are indices of its spec and of its
     repetition; `first` is the number of its first attempt there, and `roles` that of each role; `events` is its history
@@ -105,8 +105,8 @@ class RunWanted(msgspec.Struct, frozen=True):
     """
 
     run: RunId  # its id on this machine, which is used on the login node too if it is free
-    spec: Count  # index of its spec
-    repeat: Count | None = None  # number of the repetition of that spec
+    spec: Count  # index of its spec in the request
+    repeat: Count | None = None  # number of the repetition of that spec; None: it is not repeated
     first: AttemptNumber = 1  # number of its first attempt on the login node
     roles: dict[RunId, AttemptNumber] = {}  # likewise for each other role
     events: bytes = b""  # its history on other machines
@@ -155,8 +155,8 @@ class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
 
 
 class KnownRun(msgspec.Struct, frozen=True):
-    """How much of a run's records the submitting machine has: its newest attempt, the size of the history, and a digest
-    of the history's end.
+    """The extent of a run's records on the submitting machine: its newest attempt, the size of the history, and a
+    digest of the history's end.
     """
 
     run: RunId
@@ -172,12 +172,12 @@ class LookAtRuns(msgspec.Struct, frozen=True, tag="look"):
 
 
 class AttemptNews(msgspec.Struct, frozen=True):
-    """One attempt of a run, as the login node's records show it."""
+    """An attempt of a run, as the login node's records show it."""
 
     number: AttemptNumber
     reason: str  # why it was opened: submit, resume or requeue
     cause: Cause | None  # why the attempt before it ended
-    created_at: float
+    created_at: float  # Unix time
     end: AttemptEnd | None  # None: it has not ended
     stop: StopRequest | None  # None: no stop was requested
 
@@ -190,8 +190,8 @@ class RunNews(msgspec.Struct, frozen=True):
     """
 
     state: State
-    message: str
-    cause: Cause | None
+    message: str  # explains the state to people
+    cause: Cause | None  # why it has that state, or None
     job: str | None  # id of the newest attempt's job in the cluster behind the login node
     attempts: Annotated[tuple[AttemptNews, ...], msgspec.Meta(max_length=MOST_ATTEMPTS)]  # from the newest known one on
     last: RunState | None  # its state.json
@@ -252,8 +252,8 @@ class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
 
 
 class AskStock(msgspec.Struct, frozen=True, tag="stock"):
-    """A question which files of which checkpoints the login node has; `checkpoint` is the one that will be fetched. →
-    list of Held
+    """A question about which files of which checkpoints the login node has; `checkpoint` is the one that will be
+    fetched. → list of Held
     """
 
     run: RunId
@@ -269,7 +269,7 @@ class GivePiece(msgspec.Struct, frozen=True, tag="give"):
     run: RunId
     step: int
     kind: SaveKind
-    name: str
+    name: str  # of the file; "": the manifest
     at: Count
     role: str = ""  # a role other than the main one; "": the run
 
@@ -283,9 +283,9 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
     token: str
     manifest: bytes  # content of the checkpoint's MANIFEST.json
     kind: SaveKind
-    name: str
+    name: str  # of the file
     at: Count
-    piece: bytes
+    piece: bytes  # the bytes to store
     size: Count  # of the whole file
 
 

@@ -18,14 +18,15 @@ _LINE_PROGRAMS = ("apptainer", "singularity")
 
 
 class Container(msgspec.Struct, frozen=True):
-    """How to start a process in a container: by `srun_options` (Pyxis), or by the words in `prefix` before its command.
+    """A way to start a process in a container: by `srun_options` (Pyxis), or by the words in `prefix` before its
+    command.
 
     `program` is what has to be installed for that, such as apptainer.
     """
 
     program: str  # what has to be installed: apptainer, singularity, or Pyxis' option of srun
     srun_options: tuple[str, ...]  # if not empty, only srun can start it
-    prefix: tuple[str, ...]
+    prefix: tuple[str, ...]  # words before the command, if no srun is needed
 
 
 def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Container | None:

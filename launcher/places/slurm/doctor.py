@@ -49,7 +49,7 @@ class Shape:
     nodes: int  # number of nodes that take jobs
     gpus: int  # number that each of them has
     memory_mb: int
-    max_time_s: float
+    max_time_s: float  # infinity: no limit
 
 
 def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:

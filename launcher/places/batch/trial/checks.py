@@ -57,7 +57,9 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeClock:
-    """By how much a node's clock is ahead of this machine's, and how long asking took, which limits the accuracy."""
+    """The difference between a node's clock and this machine's: the node's is ahead by `ahead_s`. `took_s` is how long
+    asking took, which limits the accuracy.
+    """
 
     ahead_s: float
     took_s: float
@@ -85,10 +87,10 @@ class TrialJob:
     word: str = ""  # the queue's own name of the state; RUNNING if it has its nodes
     reason: str = ""  # why it waits, in plain words
     nodes: str = ""  # in the queue's own notation
-    starts_at: float | None = None
+    starts_at: float | None = None  # Unix time; the queue's estimate while it waits
     exit_code: int = 0  # if it has ended
-    requeue: bool | None = None
-    restarts: int = 0
+    requeue: bool | None = None  # it may be requeued; None: unknown
+    restarts: int = 0  # how often it was requeued
 
 
 @dataclass(slots=True)
@@ -99,14 +101,14 @@ class Trial:
     nodes cannot be reached, `log` is what the job printed, and `over` is False if the job was not seen to end.
     """
 
-    job: str
+    job: str  # its id
     hosts: Sequence[str] = ()  # names of its nodes
-    first_word_s: float | None = None  # from the submit
+    first_word_s: float | None = None  # from the submit; None: no node has answered
     state: TrialJob = TrialJob()
-    seen: dict[str, SeenNode] = field(default_factory=dict)
+    seen: dict[str, SeenNode] = field(default_factory=dict)  # nodes that have answered, by host
     ways: dict[str, list[Way]] = field(default_factory=dict)  # links by interface, as in Hello
     closed: dict[str, str] = field(default_factory=dict)  # why a node cannot be reached, by host
-    log: str = ""
+    log: str = ""  # what the job printed
     over: bool = True  # the job was seen to end
 
     @property
@@ -163,7 +165,7 @@ class QueueNames:
     it, and `complaint` matches the starter's errors.
     """
 
-    queue: type[BatchSystem]
+    queue: type[BatchSystem]  # the class of the batch system
     server: str  # what its commands ask, such as a controller
     silent_hint: str  # what to do if the server does not answer
     submit: str  # the submitting command, such as sbatch

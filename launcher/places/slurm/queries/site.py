@@ -19,7 +19,7 @@ class Config(msgspec.Struct, frozen=True):
 
     version: str | None
     cluster: str | None
-    requeue: bool | None
+    requeue: bool | None  # jobs are requeued unless they refuse it
     max_array_size: int | None
     slurmd_timeout_s: float | None
     kill_wait_s: float | None
@@ -36,8 +36,8 @@ class PartitionRules(msgspec.Struct, frozen=True):
     after which time.
     """
 
-    preempt_mode: str
-    grace_s: float
+    preempt_mode: str  # such as REQUEUE or CANCEL
+    grace_s: float  # GraceTime, which a preempted job gets before it is ended
 
 
 def show_partitions() -> list[str]:
