@@ -61,8 +61,8 @@ class ClusterEntry(Struct, frozen=True):
 
 
 def clusters_file(named: Path | None = None) -> Path | None:
-    """Return the path of the clusters file: `named`, or else $LAUNCH_CLUSTERS, or else the user's own; None if it does
-    not exist.
+    """Return the path of the clusters file: `named`, or else $LAUNCH_CLUSTERS, whether they exist or not, or else the
+    user's own file, None if that does not exist.
     """
     if named is None and (variable := os.environ.get("LAUNCH_CLUSTERS")):
         named = Path(variable)
@@ -86,7 +86,7 @@ def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
 
 def entry(name: str, file: Path | None = None) -> ClusterEntry:
     """Return the cluster named `name`, with the hosts that its command prints now; `file` is the clusters file, None
-    for the usual one.
+    for the one that `clusters_file` returns.
 
     Raise BadInput with a list of the clusters if there is none, and LaunchError if the command fails.
     """
@@ -208,11 +208,11 @@ def _own_options(place: ClusterEntry, section: Section) -> Any:
 def with_defaults(
     defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str], job: Section | None = None
 ) -> tuple[str, ...]:
-    """Return the overrides, and after them a cluster's defaults for all options that neither the overrides nor the file
-    `spec` sets.
+    """Return the overrides, and after them, as KEY=VALUE, a cluster's defaults for all options that neither the
+    overrides nor the file `spec` sets.
 
-    If the spec cannot be read or the overrides are wrong, only the overrides are returned. `job` is the schema of the
-    spec, None for the usual one.
+    If the spec cannot be read or the overrides are wrong, only the overrides are returned. `job` is the table of a
+    spec's options; None: the one without plug-ins.
     """
     from launcher.spec import overrides as command_line  # late: who completes names of clusters does without
     from launcher.spec.fields import JOB  # late: likewise

@@ -66,8 +66,8 @@ def _trials_problems(sweep: Mapping, values: Values[str, Any]) -> Iterator[Probl
 
 
 def _space_problems(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for a choice without values that a grid could go through, and for a condition on an option chosen
-    later.
+    """Yield a problem for each option of which a grid could not list the values, and for each condition on an option
+    that is chosen later.
     """
     space: Values[str, Dimension] = values.get("space") or {}
     written = sweep.find("space")

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def checked_note(text: str | None) -> str | None:
-    """Return the text of a note, or None for None; raise BadInput if it is too long."""
+    """Return `text`, a note or None; raise BadInput if it has more than 10,000 characters."""
     if text is not None and len(text) > _MOST:
         raise BadInput(f"a note is at most {_MOST} characters long, this has {len(text)}")
     return text

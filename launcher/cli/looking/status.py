@@ -106,7 +106,7 @@ def _fitting(rows: Sequence[RunRow], now: float, wanted: Sequence[str], width: i
 
 
 def _active(status: RunStatus) -> bool:
-    """Return whether the run has not ended, as far as is known."""
+    """Return whether the run is known not to have ended; a run whose state is unknown does not count."""
     return not status.state.ended and status.state is not State.UNKNOWN
 
 

@@ -45,8 +45,8 @@ def line_to(address: Address, *, without: Collection[str] = (), compress: bool =
 
 
 def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) -> T:
-    """Return the login node's answer, over an open connection if this process has one. If that one has broken, connect
-    once more. Raise Unreachable if there is no answer within `timeout_s`.
+    """Return the login node's answer. Use an open connection if this process has one, and connect once more if that
+    connection has broken. Raise Unreachable if there is no answer within `timeout_s`.
     """
     if address in _open:
         with contextlib.suppress(Broken):

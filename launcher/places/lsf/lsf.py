@@ -187,7 +187,7 @@ def read_jobs(text: str, now: float) -> list[QueuedJob]:
 
 
 def _records(text: str) -> list[Mapping[str, Any]]:
-    """Return the list of records in the JSON output of an LSF command."""
+    """Return the list of records in the JSON output of an LSF command; raise Unreachable if it is damaged."""
     told = read_json(CALLED, text).get("RECORDS")
     if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
         raise Unreachable(f"an answer of {CALLED} is damaged: expected records, got {str(told)[:100]!r}")

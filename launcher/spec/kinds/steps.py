@@ -58,7 +58,7 @@ class StepsTable(Struct, frozen=True):
 
 
 def _needs(step: Node) -> tuple[str, ...]:
-    """Return the names of the steps that this one needs; raise Wrong if `needs` is no list of names."""
+    """Return the names of the steps that the step at this node needs; raise Wrong if `needs` is no list of names."""
     if isinstance(step, Unusable):
         raise Wrong
     if not isinstance(step, Mapping):

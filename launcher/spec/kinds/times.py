@@ -54,7 +54,7 @@ class Duration(Leaf, frozen=True):
 def duration(text: str, *, zero: bool = True) -> float:
     """Return the seconds of a duration.
 
-    Raise Unfit, with a hint, if the text is none, is too long, or is zero without `zero`.
+    Raise Unfit, with a hint, if the text is none, stands for more than ten years, or is zero without `zero`.
     """
     value = seconds(text)
     if value is None:

@@ -143,7 +143,7 @@ class NextJob:
         return False
 
     def _gone(self, attempt: AttemptDir, lost: Sequence[Exclusion]) -> list[Exclusion]:
-        """Return those of the lost nodes that have no new agent on a machine that answers."""
+        """Return the lost nodes without those that are back: on these a new agent runs, and the machine answers."""
         return [one for one in lost if not is_back(self._plan, attempt, one)]
 
     def _fate(self) -> Fate:
