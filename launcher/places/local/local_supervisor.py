@@ -92,8 +92,8 @@ class LocalSupervisor(Strategy):
         return end
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Open the next attempt after the delay in `end` and return it. Return None if a stop is requested during the
-        delay, or another process has the next attempt.
+        """Open the next attempt after the delay in `end` and return it. Return None if another process has the next
+        attempt, or if a stop is requested during the delay: then write the run's end.
         """
         self._wakeup.wait(end.delay_s)
         self._before = attempt
@@ -137,7 +137,7 @@ def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) ->
 
 
 def _named(run: RunDir, message: bytes) -> AttemptDir | None:
-    """Return the attempt whose number the submitter's message `message` holds, or None if the message is empty."""
+    """Return the attempt whose number the submitter's message `message` holds, or None if it holds no number."""
     return run.attempt(int(message)) if message.strip().isdigit() else None
 
 

@@ -86,8 +86,8 @@ def is_there(attempt: AttemptDir) -> bool:
 
 
 def bring_logs(run: RunDir) -> None:
-    """Copy new logs and metrics; do nothing once the run has ended and all were copied. Raise LaunchError if no login
-    node answers and none were copied before.
+    """Copy new logs and metrics; do nothing once the run has ended and all were copied, or if this process did so a
+    moment ago. Raise LaunchError if no login node answers and none were copied before.
     """
     end = read_record(last_attempt(run).end, AttemptEnd)
     now = time.monotonic()
@@ -177,8 +177,8 @@ def _is_metrics_file(name: str) -> bool:
 
 
 def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Path]:
-    """Copy the files that ranks wrote beside their code below `draft`; return one folder for each login node, which
-    itself distinguishes them from code.
+    """Copy the files that ranks wrote beside their code below `draft`; return one folder for each login node that has
+    any. The login node itself distinguishes them from code.
     """
     folders = []
     for number, remote in enumerate(remote_runs(run)):
@@ -219,8 +219,8 @@ def bring_newest(run: RunDir) -> None:
 
 
 def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
-    """Return the run's checkpoints on the login node; with `verify`, the login node compares every byte with the
-    manifests.
+    """Return the run's checkpoints on the login node to which it was sent last, or an empty list if there is none. With
+    `verify`, the login node compares every byte with the manifests.
     """
     if not (there := remote_runs(run.whole)):
         return []

@@ -65,7 +65,8 @@ def _tail(events: Path, end: int) -> str:
 
 
 def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
-    """Write the records in the news; news about attempts older than the newest one here are ignored.
+    """Write the records in the news; ignore the news if this machine has a later attempt than they do. Raise
+    LaunchError if the numbers of the attempts or the offset of the events are not those that were asked for.
 
     The end is written last, because an ended run is not asked about any more, and by then all its events must be here.
     """
@@ -122,7 +123,9 @@ def _was_there(run: RunDir, number: int) -> bool:
 
 
 def _keep_events(run: RunDir, news: RunNews) -> None:
-    """Write the new events into the history on this machine, at their offset."""
+    """Write the new events into the history on this machine, at their offset; raise LaunchError if they do not follow
+    those that are here.
+    """
     if not news.events:
         return
     size = run.events.stat().st_size if news.events_at and run.events.exists() else 0
