@@ -102,8 +102,8 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterAnswer]:
-    """Return answers about attempts whose job is not certainly shown: the job is on another cluster, in the accounting,
-    gone, or shown without a token. `now` is the current time.
+    """Return by attempt the answers about attempts whose job is not certainly shown: the job is on another cluster, in
+    the accounting, gone, or shown without a token.
     """
     here = ThisCluster(queue)
     try:
@@ -122,8 +122,8 @@ def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: fl
 def _answers_about_forgotten(
     queue: BatchSystem, asked: Sequence[_Asked], now: float
 ) -> dict[AttemptDir, ClusterAnswer]:
-    """Return the accounting's answers about jobs that are no longer shown; if the accounting fails, these attempts keep
-    their last answer.
+    """Return by attempt the accounting's answers about jobs that are no longer shown; if the accounting fails, these
+    attempts keep their last answer.
     """
     if not asked:
         return {}

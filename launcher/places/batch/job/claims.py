@@ -131,7 +131,7 @@ def _first_host(attempt: AttemptDir) -> str:
     """Return the scheduler's name for the host of the attempt's supervisor, which may differ from the machine's own
     name.
 
-    If the supervisor died before it wrote its nodes, the machine's own name is returned.
+    If the supervisor died before it wrote its nodes, return the machine's own name, or "" if no supervisor is recorded.
     """
     plan = read_record(attempt.plan, Plan)
     host = plan.nodes[0].host if plan is not None else ""

@@ -70,8 +70,8 @@ class NextJob:
     def _move(
         self, attempt: AttemptDir, end: AttemptEnd, lost: Sequence[Exclusion], unfit: Sequence[Exclusion]
     ) -> bool:
-        """Make the scheduler start the run again, on other nodes or later, unless a user has ended it; return True if
-        this same job starts again.
+        """Make the scheduler start the run again, on other nodes or later, unless a user has ended it or a later
+        attempt exists; return True if this same job starts again.
 
         If the result is False, this job's nodes are not needed any more. The nodes in `unfit` are excluded, those in
         `lost` only if nothing else explains the loss: not if the scheduler ended the job's tasks, and not if the
@@ -202,7 +202,8 @@ class NextJob:
                 return silence
 
     def _new_job(self, before: AttemptDir, end: AttemptEnd, why: str) -> str:
-        """Submit another job for the run, whose attempt is opened for the reason `why`; return why that failed, or "".
+        """Submit another job for the run, whose attempt is opened for the reason `why`; return why that failed, or ""
+        if it succeeded, its result is unknown, or another process has opened an attempt.
 
         If it is refused, the opened attempt is assigned to this job, which may yet be requeued: status asks for the job
         of the newest attempt.

@@ -61,7 +61,7 @@ class TrialJobs:
         return self.on_each.format(program=shlex.quote(program))
 
     def look(self, job: str) -> TrialJob | None:
-        """Return the job's state, or None if the queue no longer shows the job."""
+        """Return the job's state, or None if neither the queue nor the accounting shows the job."""
         found = next(iter(self.queue.jobs([job]) or self.queue.accounts([job], self.began)), None)
         if found is None:
             return None
@@ -96,8 +96,8 @@ class JobOnTrial:
             return self.state
 
     def wait_for_nodes(self, within_s: float, tell: Callable[[str], None]) -> None:
-        """Wait until the job has its nodes; raise NoTrial if it has none after `within_s`. `tell` is called with a line
-        when the reason for waiting changes.
+        """Wait until the job has its nodes, has ended or was requeued; raise NoTrial if it still waits after
+        `within_s`. `tell` is called with a line when the reason for waiting changes.
         """
         deadline, told = self.began + within_s, ""
         while (state := self.look()).waits and not state.restarts:
@@ -111,7 +111,7 @@ class JobOnTrial:
 
     def end(self, trial: Trial) -> bool:
         """End the job and return whether the queue shows it as ended; until then it may write into the folder, which
-        the caller wants to remove.
+        the caller wants to remove. Raise Unreachable if the queue does not answer.
 
         A job whose nodes have reported, by `trial`, first gets a while to end by itself.
         """
