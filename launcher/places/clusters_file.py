@@ -74,8 +74,8 @@ def clusters_file(named: Path | None = None) -> Path | None:
 
 
 def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
-    """Return all clusters by name, `local` and those in the clusters file included; raise BadInput with every problem
-    of the file.
+    """Return all clusters by name: `local`, the kinds of batch systems whose command is installed here, and those in
+    the clusters file. Raise BadInput with every problem of the file.
     """
     path = clusters_file(file)
     # A kind without a program of its own has nowhere to go but what the file, or the spec, names.
@@ -88,7 +88,7 @@ def entry(name: str, file: Path | None = None) -> ClusterEntry:
     """Return the cluster named `name`, with the hosts that its command prints now; `file` is the clusters file, None
     for the one that `clusters_file` returns.
 
-    Raise BadInput with a list of the clusters if there is none, and LaunchError if the command fails.
+    Raise BadInput, with a list of the clusters, if none has this name, and LaunchError if the command fails.
     """
     if name == LOCAL:
         return ClusterEntry(LOCAL, LOCAL)  # whatever state the file is in

@@ -85,8 +85,8 @@ class GridEngineSystem(BatchSystem):
     leaves_with: int | None = 99  # the exit code by which a job is requeued
 
     def site(self) -> str:
-        """Return a name made from the cell and its administrator; the qmaster's host is not used, because it may
-        change.
+        """Return the cluster's name, from SGE_CLUSTER_NAME or the cell's file cluster_name, or "" if neither has one.
+        The qmaster's host is not used, because it may change.
         """
         named = os.environ.get("SGE_CLUSTER_NAME", "")
         root, cell = os.environ.get("SGE_ROOT", ""), os.environ.get("SGE_CELL", "default")
@@ -155,12 +155,14 @@ class GridEngineSystem(BatchSystem):
 
     def follow(self, job: str, others: Sequence[str]) -> bool:
         """Make a job that is being requeued wait for the jobs `others`, because a requeue drops its dependencies.
-        Return False on a host that may not submit, where it is impossible.
+        Return False if Grid Engine refuses that, as it does on a host that may not submit.
         """
         return bool(others) and ask(["qalter", "-hold_jid", ",".join(others), job]).code == 0
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:
-        """Return the hosts of the queue, or of all, by qhost; `gpu` is the resource name for GPUs."""
+        """Return the hosts of `queue` (names separated by commas; None: of all queues), by qhost; `gpu` is the resource
+        name for GPUs.
+        """
         known = read_hosts(ask(["qhost", "-q", "-F", gpu, "-xml"], limit_s=limit_s).out, gpu)
         named = {one.partition("@")[0] for one in queue.split(",")} if queue else None
         return [host for host in known if (host.queues if named is None else named & host.queues)]
@@ -242,7 +244,7 @@ def _slots_of_a_host(plan: Plan, rule: str | None) -> int:
 
 def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
     """Return the request for GPUs, which is divided by the slots per host (by the allocation rule `rule`) because Grid
-    Engine counts resources per slot.
+    Engine counts resources per slot. Raise BadInput if it cannot be divided.
     """
     gpus, slots = plan.gpus_per_node, _slots_of_a_host(plan, rule)
     if gpus % slots:

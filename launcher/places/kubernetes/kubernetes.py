@@ -140,7 +140,9 @@ class KubernetesSystem(BatchSystem):
         return os.environ["JOB_LAUNCH_POD"]
 
     def hosts(self) -> dict[str, str]:
-        """Return the address of each pod of this start by the pod's name; addresses are new at each start."""
+        """Wait until all pods of this start have come, and return the address of each by its name; addresses are new at
+        each start. Raise LaunchError if a pod does not come.
+        """
         return meet(Path(os.environ[FOLDER]), int(os.environ["JOB_LAUNCH_PODS"]), _MEETS_S)
 
     def processes(self, plan: Plan, attempt: AttemptDir) -> "list[AgentProcess]":

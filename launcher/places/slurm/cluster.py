@@ -48,7 +48,8 @@ class SlurmCluster(BatchCluster):
 
     def machine(self, spec: JobSpec) -> Machine:
         """Return what the nodes of the spec's partition offer: the most GPUs that any has, the fewest cores among nodes
-        with so many, and the number of nodes.
+        with so many, and the number of nodes unless Slurm powers nodes up on demand. Raise BadInput if the partition
+        has no nodes or the spec's container cannot be used.
         """
         self._check_container(spec.slurm.container)
         partition = spec.slurm.partition
