@@ -51,8 +51,8 @@ def ask(pool: str, asked: HostsCommand, limit_s: float = LIMIT_S) -> Sequence:
     """Run the command for the pool named `pool` and return the hosts that it prints, in the form of the clusters file.
     The result is used again for 10 s.
 
-    Raise Unreachable if the command fails or takes longer than `limit_s`, and BadInput if its output is no list of
-    hosts.
+    Raise Unreachable if the command fails or takes longer than `limit_s`, and BadInput if it cannot be started or its
+    output is no list of hosts.
     """
     if asked in _answers and time.monotonic() < _answers[asked][0] + _FRESH_S:
         return _answers[asked][1]

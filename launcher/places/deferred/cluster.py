@@ -63,7 +63,9 @@ class DeferredCluster(Place):
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Start the waiting process for each attempt whose waiting process was killed."""
+        """Start the waiting process for each attempt whose waiting process was killed. If it cannot be started, leave
+        that to the next call.
+        """
         for run, attempt in attempts:
             if newest(run) == attempt and not has_ended(run, attempt) and _is_abandoned(attempt):
                 try:

@@ -330,8 +330,8 @@ def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: S
 
 
 def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
-    """Return the job in the newest record of `qacct -j` that is no older than `since`, or None if there is none; ids
-    repeat after ten million jobs.
+    """Return the job in the newest record of `qacct -j` that is no older than `since` in any time zone, or None if
+    there is none; ids repeat after ten million jobs.
 
     If the batch process left no end record, only a limit that Grid Engine enforced can explain the end.
     """
@@ -348,8 +348,8 @@ def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
 
 
 def _ended_at(record: Mapping[str, str]) -> float:
-    """Return the Unix time at which the job ended, in this machine's time zone because the record has none; infinity if
-    the record has no time.
+    """Return the time at which the job ended as Unix time, as if the record's time, which has no time zone, were in
+    UTC; infinity if the record has no time.
     """
     try:
         return calendar.timegm(time.strptime(record.get("end_time", "")))

@@ -280,7 +280,9 @@ def _is_being_deleted(pod: Mapping[str, Any]) -> bool:
 
 
 def _why(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], true: Mapping[str, str]) -> str:
-    """Return why the JobSet does not run yet, by its pods and its true conditions, or "" if that is unknown."""
+    """Return why the JobSet does not run yet, by its pods and its true conditions; if these do not tell, return that
+    its pods are being started.
+    """
     if "Suspended" in true:
         queue = _at(one, "metadata", "labels", _QUEUE)
         return f"Kueue has not admitted it to queue {queue}" if queue else "it is held: launch release lets it go"

@@ -287,7 +287,9 @@ def _inner(one: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _text(one: Mapping[str, Any], name: str) -> str:
-    """Return the field `name` of a record as text: PBS writes text that looks like a number as a JSON number."""
+    """Return the field `name` of a record as text, or "" if the record lacks it. PBS writes text that looks like a
+    number as a JSON number.
+    """
     found = one.get(name)
     return str(found)[:10_000] if isinstance(found, str | int | float) else ""
 
