@@ -50,7 +50,8 @@ class Arguments(argparse.ArgumentParser):
         raise BadInput(message, hint)
 
     def parse_args(self, *words: Any, **more: Any) -> Any:  # what it gives is argparse's
-        """Return the parsed options; the arguments are those of argparse.
+        """Return the parsed options; the arguments are those of argparse. If --clusters is given, set $LAUNCH_CLUSTERS
+        to its value, because other code reads the file's path there.
 
         For a command that takes another command after `--`, the words of that are in `options.command`.
         """

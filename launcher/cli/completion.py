@@ -218,5 +218,5 @@ def _fish_value(choice: Candidates) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return the text quoted for the shell."""
+    """Return the text in single quotes for the shell, without the quotes and backslashes that it has."""
     return "'" + re.sub(r"[\\']", "", text.replace("%%", "%")) + "'"

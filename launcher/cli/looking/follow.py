@@ -94,7 +94,7 @@ def status_line(status: RunStatus) -> str:
 def last_words(status: RunStatus, choice: LogChoice) -> list[str]:
     """Return the lines on how the run ended and why.
 
-    The end of the failed rank's log is included only if `choice` left parts of the log out.
+    The end of the failed rank's log is left out if `choice` selects the whole log, as it was printed already.
     """
     failed = status.failure is not None and exit_code_of(status) != Exit.OK
     lines = [headline(status)]

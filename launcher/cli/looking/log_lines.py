@@ -59,8 +59,8 @@ class Prefix:
 
 
 def with_restarts(lines: Iterable[LogLine], restarts: RestartReader, prefix: Prefix) -> Iterator[str]:
-    """Yield each log line as text with its prefix; before the first line after a restart, yield a line about that
-    restart.
+    """Yield each log line as text with its prefix. Before the first line after a restart, and at the end for restarts
+    after the last line, yield a line about the restart.
     """
     for line in lines:
         for text in restarts.before(line.attempt, line.generation or 1):

@@ -268,7 +268,7 @@ def _quality_metric(measured: dict[str, Rows]) -> list[str]:
 
 
 def _curves_of(measured: dict[str, Rows], name: str) -> dict[str, Curve]:
-    """Return {run: its points (step, value)} for one metric, for the runs that have it."""
+    """Return {run: its points (step, value)} for one metric; a run without it has no points."""
     return {
         run_id: [(step, row[name]) for step, row in rows.items() if name in row] for run_id, rows in measured.items()
     }

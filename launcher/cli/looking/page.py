@@ -277,7 +277,7 @@ def _avoided(status: RunStatus, now: float) -> list[str]:
 
 
 def _numbers(ranks: tuple[int, ...]) -> str:
-    """Return ranks as text, such as `ranks 0-3`."""
+    """Return ranks as text, such as `ranks 0..3` or `ranks 0, 2`; "no ranks" for none."""
     if not ranks:
         return "no ranks"
     if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:

@@ -49,7 +49,9 @@ class ScriptOption:
 
 
 def script_options(file: Path) -> list[ScriptOption]:
-    """Return the script's options in the order of its text; raise BadInput for a file that is not Python."""
+    """Return the script's options in the order of its text; raise BadInput for a file that cannot be read or is not
+    Python.
+    """
     try:
         tree = ast.parse(_text_of(file))
     except OSError as error:

@@ -270,7 +270,9 @@ def _history(valued: "Sequence[tuple[int, float]]", best: "TrialNote | None") ->
 
 
 def _bars(shares: "Mapping[str, float]") -> list[str]:
-    """Return a line with a bar for each option: the share of the result that it explains."""
+    """Return the lines with a bar for each option, the share of the result that it explains; if there are no `shares`,
+    return lines that say why.
+    """
     if not shares:
         return [
             "",
