@@ -117,7 +117,7 @@ def _keys(steps: list[Step], last: str) -> tuple[str, ...]:
 
 def _write(root: Mapping, steps: list[Step], value: Node, *, adds: bool) -> None:
     """Set the option at `steps` to a value or, with `adds`, add the value to the present one; raise Wrong if it does
-    not fit.
+    not fit. Do nothing if a key above the option has a value of another shape, because reading the spec reports that.
     """
     node = root
     for key, kind in steps[:-1]:

@@ -106,7 +106,9 @@ _KNOWN_AS = {
 
 
 def elsewhere_of(word: str) -> str:
-    """Return a hint if the word is a key of another section, or another launcher's name for an option, else ""."""
+    """Return a hint if the word is a key of another section or of the top level, or another launcher's name for an
+    option, else "".
+    """
     if word in _KNOWN_AS:
         return f"did you mean {_KNOWN_AS[word]}?"
     for field in JOB.options:

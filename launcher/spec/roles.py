@@ -59,8 +59,8 @@ def parse_roles(root: Mapping, job: Section) -> JobSpec:
 
 
 def _relation_problems(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
-    """Yield a problem for each wrong relation between roles: several main ones, unknown names, cycles in `after` or
-    `follows`.
+    """Yield a problem for each wrong relation between roles, such as several main ones, none that ends the run, unknown
+    names, and cycles in `after` or `follows`.
     """
     mains = [name for name, role in roles.items() if role.main]
     whole = root.entries[_KEY].key.mark

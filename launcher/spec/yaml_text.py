@@ -51,7 +51,9 @@ def read_text(path: Path, file: str) -> str:
 
 
 def check_text(text: str) -> list[Problem]:
-    """Return a problem for each control character in the text, or one for a byte order mark or for its length."""
+    """Return a problem for each of the first control characters in the text, or a single one for a byte order mark or
+    for its length.
+    """
     if text.startswith("\ufeff"):
         hint = "save it as UTF-8 without a byte order mark"
         return [Problem(Mark(1, 1), "begins with a byte order mark", hint, ("yaml",))]

@@ -286,7 +286,9 @@ def _whole_number(value: Node) -> str:
 
 
 def _with_scalar(option: Scalar, value: Scalar) -> list[Scalar]:
-    """Return the words of an option with one value: `--key value`, `--key` alone for true, or none for false."""
+    """Return the words of an option with one value: `--key value`, `--key` alone for true, or none for false. Raise
+    Wrong for a word such as `yes`.
+    """
     if not value.plain:
         return [option, value]
     if value.text in ("true", "false"):
