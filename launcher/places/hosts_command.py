@@ -80,7 +80,9 @@ def read_hosts(output: bytes, about: str) -> Sequence:
 
 
 def _hosts_in_json(text: str) -> Sequence:
-    """Return the hosts of a JSON list."""
+    """Return the hosts of a JSON list; raise JSONDecodeError if the text is no JSON, or Wrong if the YAML reader
+    refuses it.
+    """
     json.loads(text)
     read = read_tree(text.replace("\t", " "))  # JSON is YAML, but for tabs, which no string of JSON has as they are
     if read.problems or not isinstance(read.root, Sequence):

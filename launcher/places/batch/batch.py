@@ -325,7 +325,11 @@ class BatchSystem(ABC):
         return fate_by(next(iter(self.jobs([job])), None), self.hosts())
 
     def requeue(self, job: str) -> str:  # noqa: ARG002 - of those that can
-        """Put this job back into the queue; return why the scheduler refuses, or ""."""
+        """Put this job back into the queue; return why the scheduler refuses, or "".
+
+        By default nothing is requested: return "" if an exit code requeues the job, else that this batch system
+        requeues none.
+        """
         return "" if self.leaves_with is not None else f"{self.called} puts no job back"
 
     def puts_back_within_s(self, plan: "Plan", job: str) -> float | None:  # noqa: ARG002 - of those that can

@@ -215,8 +215,8 @@ _SBATCH_SAYS = re.compile(r"^(?:sbatch: )?(?:fatal: |error: |allocation failure:
 
 
 def read_test_only(text: str) -> tuple[float | None, str]:
-    """Return (when the job could start as Unix time, the nodes on which it would) from the output of `sbatch --test-
-    only`, or (None, why it could not start).
+    """Return (the Unix time at which the job could start, the nodes on which it would) from the output of
+    `sbatch --test-only`, or (None, why it could not start).
     """
     estimate = re.search(r"Job \S+ to start at (\S+) using (.+)", text)
     if estimate is not None:
