@@ -28,7 +28,10 @@ def circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def needed_by(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return every step that must have succeeded before step `name` starts, directly or indirectly."""
+    """Return every step that must have succeeded before step `name` starts, directly or indirectly.
+
+    `needs` has by name the steps that each step needs directly.
+    """
     found, left = set[str](), [*needs[name]]
     while left:
         one = left.pop()

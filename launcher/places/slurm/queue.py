@@ -110,7 +110,9 @@ class SlurmSystem(BatchSystem):
         threading.Thread(target=self._get_ready).start()
 
     def _get_ready(self) -> None:
-        """Import submitit and query the configuration, in that thread."""
+        """Query Slurm's configuration and import submitit; `get_ready` runs this in a thread. It is no error if Slurm
+        does not answer.
+        """
         with contextlib.suppress(Unreachable):  # the next caller that needs the answer asks again
             _ = self.config
         import_module(_EXECUTOR)

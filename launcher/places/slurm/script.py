@@ -38,8 +38,8 @@ def options(
     """Return sbatch's long options for the plan, without their dashes.
 
     `output` is the file for the batch process's output; `hosts_to_avoid` are excluded; `dependency` is the value of
-    --dependency, or ""; `expedites` adds the option by which Slurm requeues the job at once and first after the loss of
-    a node.
+    --dependency, or ""; `expedites` adds the option by which Slurm, after the loss of a node, requeues the job at
+    once, as the first in the queue.
     """
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
     fewest, most = plan.nodes_min, plan.nodes_max
@@ -167,8 +167,8 @@ def script_of(
     """Return the batch script for sbatch, with the submit token.
 
     `where` is the folder that the batch process gets as its argument, and for its first output; the nodes in `avoid`
-    are excluded; `dependency` is the value of --dependency, or ""; with `expedites` Slurm requeues the job at once and
-    first after the loss of a node.
+    are excluded; `dependency` is the value of --dependency, or ""; with `expedites` Slurm, after the loss of a node,
+    requeues the job at once, as the first in the queue.
     """
     chosen = options(plan, submit_token, _output(submit_token, str(where)), avoid, dependency, expedites=expedites)
     # Slurm puts an expedited job that exits otherwise back, too, and holds it: one for each run that has failed.

@@ -201,7 +201,7 @@ def refused_finding(said: str, words: QueueNames) -> Finding:
 
 
 def trial_findings(trial: Trial, expected: Expected, words: QueueNames) -> Iterable[Finding]:
-    """Yield the findings about everything that the nodes reported."""
+    """Yield the findings about everything that the nodes reported, compared with what is `expected` of them."""
     stopped = read_stopped(trial.log)
     if trial.state.exit_code in list(Stage) and trial.hosts and not stopped:
         stopped = {trial.hosts[0]: (trial.state.exit_code, "")}  # the batch script itself came no further
@@ -270,7 +270,9 @@ def _is_lost(trial: Trial, host: str) -> bool:
 
 
 def _stopped_finding(node: str, code: int, said: str, expected: Expected) -> Finding:
-    """Return the finding about a node that failed at the stage of exit code `code`, with its last line `said`."""
+    """Return the finding about a node that failed at the stage of exit code `code`, with its last line `said`;
+    `expected` has the paths that it should see.
+    """
     match code:
         case Stage.NOT_THERE:
             return problem("runs root", f"{expected.runs_root} is not the same folder on {node}", _RUNS_ROOT_HINT)

@@ -249,8 +249,8 @@ def show_job(job: str) -> list[str]:
 
 
 def is_expedited(text: str) -> bool:
-    """Return whether the job has Slurm's expedited requeue (requeued at once and first after the loss of a node), by
-    the output of `scontrol show job`.
+    """Return whether the job has Slurm's expedited requeue (after the loss of a node it is requeued at once, as the
+    first in the queue), by the output of `scontrol show job`.
     """
     return read_fields(text).get("ExpeditedRequeue") == "Yes"
 
