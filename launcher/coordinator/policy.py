@@ -116,6 +116,8 @@ def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, i
             open_failures = []
         if event.kind == "failure":
             open_failures.append(event)
+        elif event.kind == "ending":
+            open_failures = []  # the next attempt, if any, only ends the run
     counts.update(str(failure.cause) for failure in open_failures if failure.attempt < attempt)
     return dict(counts)
 

@@ -297,12 +297,14 @@ def write_failure(
     return end
 
 
-def announce_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd) -> None:
-    """Append the end `end` to events.jsonl before the end record is written, so that other hosts, to which events.jsonl
-    is copied, have it even if this one fails.
+def announce_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+    """Append to the history how the run is about to end, for hosts that have it before that is written.
+
+    Return `end`.
     """
     text = f"about to end: {end.message or end.state}"
     append_line(run.events, Event(time.time(), attempt.number, "ending", text, cause=end.cause, end=end))
+    return end
 
 
 def _ran_s(history: Sequence[Event], attempt: AttemptDir, last: RunState | None) -> float:

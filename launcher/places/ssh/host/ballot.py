@@ -29,7 +29,7 @@ class Ballot:
         With `on_disk=False` all hosts share one disk, whose fence decides instead of votes. Raise Damaged: a host that
         cannot read how it voted might vote twice.
         """
-        self.me, self.hosts, self.path = me, tuple(hosts), run.attempt(begun).voter
+        self.me, self.hosts, self.path, self.begun = me, tuple(hosts), run.attempt(begun).voter, begun
         self._run, self._on_disk = run, on_disk
         kept = read_sealed(self.path, Voter) if on_disk else None
         self.voter = kept or Voter(me, (begun, 0), (Opening(begun, 0, frozenset(range(len(hosts)))),))

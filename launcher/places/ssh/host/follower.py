@@ -6,15 +6,7 @@ from collections.abc import Mapping
 from launcher.clock import boottime
 from launcher.errors import Exit
 from launcher.places.ssh.host.late_messages import GIVE_UP_WAITS
-from launcher.places.ssh.host.leader import (
-    announced_end,
-    elect,
-    end_run,
-    enough,
-    keep_ending,
-    open_next,
-    too_few,
-)
+from launcher.places.ssh.host.leader import announced_end, announcement, elect, enough, open_next, too_few
 from launcher.places.ssh.host.roles_on_host import RolesOnHost
 from launcher.places.ssh.host.supervisor_messages import Ask, SupervisorStatus, statuses
 from launcher.places.ssh.host.supervisor_rpc import HEAR_S
@@ -26,7 +18,7 @@ from launcher.run.records import AttemptEnd, Exclusion, Failure
 from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AdoptedAgent, AgentProcesses, comes_back
 from launcher.supervisor.allocation import SURE_S
-from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end, write_failure
+from launcher.supervisor.attempt_end import announce_end, cancelled, is_cancelled, write_end, write_failure
 from launcher.supervisor.wakeup import Wakeup
 
 _LOOK_S = 0.5
@@ -50,14 +42,16 @@ class Follower:
         """Run the agent until the attempt has ended; return the number of the next attempt, or None if the run has
         ended.
         """
-        if not self._supervisor.ballot.has_voted_past(self._supervisor.attempt.number):
+        supervisor, number = self._supervisor, self._supervisor.attempt.number
+        ends = announcement(supervisor, before=number) is not None  # the attempt was opened only to end the run
+        if not (ends or supervisor.ballot.has_voted_past(number)):
             self._agents.start()  # else it would be a follower of a leader whose time may be over
         following = None
         try:
             following = self._keep()
         finally:
             self._agents.end(standbys_of=() if following is None else [self._agent])
-        self._supervisor.place = self._agent.place
+        supervisor.place = self._agent.place
         return following
 
     def _keep(self) -> int | None:
@@ -214,26 +208,30 @@ class TakeOver:
     def _take_over(self, others: Mapping[int, SupervisorStatus]) -> int | None:
         """Take over with the votes of more than half, after which the old attempt can write no more.
 
-        Return the next attempt's number, or None if too few vote for this host.
+        Return the next attempt's number, or None if too few vote for this host. If the run ends, the next attempt only
+        writes that. On a shared disk no other attempt is needed for this, and None is returned once it is written.
         """
         supervisor = self._supervisor
         elected = elect(supervisor, others, leads=False)
-        if elected is None or keep_ending(supervisor, elected, leads=False):
+        if elected is None:
             return None
-        end = self._end = self._end or self._write_failure(len(elected.others) + 1)
-        if end.state is State.QUEUED:
-            return open_next(supervisor, elected, end.cause, leads=False)
-        end_run(supervisor, end, elected.others, leads=False)
-        return None
+        announced = announced_end(supervisor)
+        end = self._end = announced or self._end or self._write_failure(len(elected.others) + 1)
+        if end.state is not State.QUEUED:
+            if not supervisor.plan.disks_apart:
+                return None
+            if announced is None:
+                announce_end(supervisor.run, supervisor.attempt, end)
+        return open_next(supervisor, elected, end.cause, leads=False)
 
     def _write_failure(self, together: int) -> AttemptEnd:
         """Write the failure that the leader is lost while `together` hosts are connected, and return the
-        attempt's end, which is written only if another attempt follows.
+        attempt's end. If the run ends and each host has its own disk, the end is not written yet.
         """
 
         def write(end: AttemptEnd, failure: Failure) -> AttemptEnd:
-            """Write the end, unless the run ends with it."""
-            if end.state is State.QUEUED:
+            """Write the end, unless other hosts have to have its announcement before."""
+            if end.state is State.QUEUED or not supervisor.plan.disks_apart:
                 write_end(supervisor.run, supervisor.attempt, end, supervisor.plan, failure)
             return end
 

@@ -22,7 +22,7 @@ from launcher.copies.memory_tier import close_tier
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.places.ssh.host import late_messages
 from launcher.places.ssh.host.follower import Follower, TakeOver, leader_of
-from launcher.places.ssh.host.leader import Leader, propose, send_end, send_end_to_others
+from launcher.places.ssh.host.leader import Leader, end_as_announced, propose, send_end, send_end_to_others
 from launcher.places.ssh.host.runs_here import RunsOnHost
 from launcher.places.ssh.host.supervisor_messages import Ask, Commit, Prepare, SupervisorStatus, granted, statuses
 from launcher.places.ssh.host.supervisor_rpc import HEAR_S, WIRE, SupervisorRpc
@@ -283,10 +283,12 @@ class QueueWatch:
         self._take_over = TakeOver(self._supervisor)
 
     def _move(self, number: int) -> None:
-        """Change to attempt `number`, and watch its leader."""
+        """Change to attempt `number`, and watch its leader. If this host leads it only to end the run, end that."""
         self._supervisor.move(number)
         self._supervisor.here.register()
         self._attend()
+        if self._supervisor.leads and end_as_announced(self._supervisor) is not None:
+            send_end_to_others(self._supervisor)
 
     def _ask(self) -> None:
         """Ask the leader for its state, and follow it."""

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -168,7 +169,7 @@ class Leader:
             stop = LeaderStop(self._wakeup, supervisor.attempt, supervisor.here.before, hearing)
             end = Allocation(
                 supervisor.run, supervisor.attempt, supervisor.plan, self._wakeup, stop, [agent],
-                agents_of=self._role_agents, write=self._write_end,
+                prepare=partial(end_as_announced, supervisor), agents_of=self._role_agents, write=self._write_end,
             ).carry_out()  # fmt: skip
             supervisor.place = agent.place
             exclude_lost_hosts(supervisor)
@@ -192,11 +193,13 @@ class Leader:
 
     def _write_end(self, end: AttemptEnd, failure: Failure | None) -> AttemptEnd:
         """Write how the attempt ends and return that; an end of the run only once half of the voters have its
-        announcement. If they do not, return an end by which another attempt is due, before which it is written.
+        announcement. If they do not, return an end by which another attempt is due, which ends the run.
+
+        An end that the coordinator has announced before is written instead of `end`.
         """
         supervisor, copies = self._supervisor, self._histories[EVENTS].copies()
         if end.state in ANNOUNCED and self._records_due is not None and copies is not None:
-            announce_end(supervisor.run, supervisor.attempt, end)
+            end = announced_end(supervisor) or announce_end(supervisor.run, supervisor.attempt, end)
             self._records_due.set()
             if not copies.await_half(supervisor.run.events.stat().st_size, supervisor.plan.spec.recovery.lease_s):
                 return structs.replace(end, state=State.QUEUED, message=f"too few voters have the end: {end.message}")
@@ -236,7 +239,7 @@ class Leader:
             there = {number: one for number, one in answers.items() if one.has_slots}
             if enough(supervisor, there, leads=True) and supervisor.ballot.is_next_in_line(own, there):
                 following = propose(supervisor, there, end.cause)
-                if following is not None or supervisor.has_ended():
+                if following is not None:
                     return following
             supervisor.ballot.leaderless = True  # a host with newer records may lead
             if time.monotonic() > give_up_at:
@@ -315,56 +318,50 @@ def too_few(supervisor: SupervisorState, there: Collection[int], since: float) -
 
 
 def propose(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], cause: Cause | None) -> int | None:
-    """Open the next attempt of a run that this host leads, on the hosts in `there`; return its number, or None.
+    """Open the next attempt of a run that this host leads, on the hosts in `there`; return its number, or None if too
+    few hosts agree.
 
-    It is None if too few hosts agree, or if the run ends. `cause` is why the present attempt ended.
+    `cause` is why the present attempt ended.
     """
     elected = elect(supervisor, there, leads=True)
-    if elected is None or keep_ending(supervisor, elected, leads=True):
-        return None
-    return open_next(supervisor, elected, cause, leads=True)
+    return open_next(supervisor, elected, cause, leads=True) if elected is not None else None
 
 
-def keep_ending(supervisor: SupervisorState, elected: "Elected", *, leads: bool) -> bool:
-    """End the run as the history of this attempt announces; return False if it announces no end.
+def announcement(supervisor: SupervisorState, *, before: int) -> Event | None:
+    """Return the event in the history by which the leader of an attempt with a number below `before` announced how the
+    run ends, or None.
 
-    An end that was shown to anyone is in the history of each elected host.
+    Only attempts since the run was submitted, or last resumed by a user, count.
     """
-    end = announced_end(supervisor)
-    if end is not None:
-        end_run(supervisor, end, elected.others, leads=leads)
-    return end is not None
-
-
-def end_run(supervisor: SupervisorState, end: AttemptEnd, others: Collection[int], *, leads: bool) -> None:
-    """Announce in the history how the run ends, and write that and send it to all, if enough of the hosts `others` have
-    the announcement.
-
-    `leads` says that this host leads the run now.
-    """
-    run, attempt = supervisor.run, supervisor.attempt
-    if supervisor.plan.disks_apart:
-        if announced_end(supervisor) is None:
-            announce_end(run, attempt, end)
-        have = copy_records(run, attempt, supervisor.rpc, supervisor.role_names, others)
-        if not supervisor.ballot.carries(have, leads=leads):
-            return
-    failures = [one for one in read_lines(run.events, Event) if one.attempt == attempt.number and one.kind == "failure"]
-    last = failures[-1] if failures else None
-    cause = (last.cause if last is not None else None) or end.cause
-    failure = None
-    if last is not None and cause is not None:
-        failure = Failure(cause, last.text, attempt.number, last.generation, node=last.node, at=last.at)
-    write_end(run, attempt, end, supervisor.plan, failure)
-    send_end_to_others(supervisor)
+    history, begun = read_lines(supervisor.run.events, Event), supervisor.ballot.begun
+    return next((one for one in history if begun <= one.attempt < before and one.end is not None), None)
 
 
 def announced_end(supervisor: SupervisorState) -> AttemptEnd | None:
-    """Return how the present attempt ends, as its leader has announced it in the history, or None if it has announced
-    none.
+    """Return how the run ends, as the history announces it up to the present attempt, or None if it announces none."""
+    event = announcement(supervisor, before=supervisor.attempt.number + 1)
+    return event.end if event is not None else None
+
+
+def end_as_announced(supervisor: SupervisorState) -> AttemptEnd | None:
+    """Write that the run ends with the present attempt if an earlier attempt's leader announced that; return the end,
+    or None if none did.
+
+    This host leads the attempt. Enough voters have accepted it, with the announcement in its history, so that every
+    later leader has that, too, and ends the run in the same way.
     """
-    history, number = read_lines(supervisor.run.events, Event), supervisor.attempt.number
-    return next((one.end for one in history if one.attempt == number and one.end is not None), None)
+    run, attempt = supervisor.run, supervisor.attempt
+    announced = announcement(supervisor, before=attempt.number)
+    if announced is None or announced.end is None:
+        return None
+    events = [one for one in read_lines(run.events, Event) if one.attempt == announced.attempt]
+    last = next((one for one in reversed(events) if one.kind == "failure"), None)
+    cause = (last.cause if last is not None else None) or announced.end.cause
+    failure = None
+    if last is not None and cause is not None:
+        failure = Failure(cause, last.text, last.attempt, last.generation, node=last.node, at=last.at)
+    write_end(run, attempt, announced.end, supervisor.plan, failure)
+    return announced.end
 
 
 @dataclass(frozen=True)

@@ -197,17 +197,15 @@ def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
 
 def copy_records(
     run: RunDir, attempt: AttemptDir, rpc: SupervisorRpc, roles: Collection[str], whom: Collection[int]
-) -> list[int]:
+) -> None:
     """Send the hosts all records of the attempt and the whole history; a host that refuses a piece is asked once
-    more. Return the hosts that have the whole history.
+    more.
     """
     copies = RecordReplicator(run, attempt, rpc, roles, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
     copies.close()
     with contextlib.suppress(FileNotFoundError):
         for _ in range(run.events.stat().st_size // _PIECE + 1):
             copies.send()
-        return copies.having(run.events.read_bytes().rfind(b"\n") + 1)
-    return []
 
 
 class RecordReplicator:
@@ -266,10 +264,6 @@ class RecordReplicator:
         while not self._over:
             self.send()
             self._records_due.wait(self._every_s)
-
-    def having(self, size: int) -> list[int]:
-        """Return the hosts that have so many bytes of the run's history."""
-        return [number for number in self._sent if self._bytes_of(number, EVENTS) >= size]
 
     def send(self) -> None:
         """Send everything that is new since the last call."""

@@ -22,6 +22,7 @@ from launcher.places.ssh.host.leader import (
     LeaderStop,
     avoid_silent,
     elect,
+    end_as_announced,
     enough,
     open_next,
     propose,
@@ -59,7 +60,15 @@ from launcher.run.records import AttemptEnd, Event, Exclusion, Intent, NodeState
 from launcher.spec.model import Budget, Recovery
 from launcher.states import Cause, State
 from launcher.supervisor.allocation import StopSignal
-from launcher.supervisor.attempt_end import ask_to_stop, cancelled, first_state, is_cancelled, settle_end, write_end
+from launcher.supervisor.attempt_end import (
+    announce_end,
+    ask_to_stop,
+    cancelled,
+    first_state,
+    is_cancelled,
+    settle_end,
+    write_end,
+)
 from launcher.wire.frames import proof_of
 
 ENDED = AttemptEnd(State.QUEUED, Cause.NODE_LOST, Exit.NODE_LOST, 0.0, "restart 1 of 20")
@@ -185,6 +194,17 @@ class Table:
 
     def watches(self):
         return [QueueWatch(member, every_s=0.0) for member in self.supervisors]
+
+    def end_by(self, number):
+        """Have this host take over, and end the run if that was announced; return the number of its attempt."""
+        member = self.supervisors[number]
+        attempt = TakeOver(member).look()
+        for one in self.supervisors:
+            if one.ballot.voter.newest.attempt == attempt:
+                one.move(attempt)
+        end_as_announced(member)
+        leader.send_end(member)
+        return attempt
 
     def end(self, number):
         return read_record(self.supervisors[number].attempt.end, AttemptEnd)
@@ -624,8 +644,8 @@ def started_again(table, number, begun=1):
     return member
 
 
-@pytest.mark.parametrize("voted", [False, True])
-def test_the_agent_of_a_host_that_has_voted_for_another_is_not_brought_back(table, agents, monkeypatch, voted):
+@pytest.mark.parametrize("case", ["", "it has voted", "the attempt only ends the run"])
+def test_the_agent_of_a_host_that_has_voted_for_another_is_not_brought_back(table, agents, monkeypatch, case):
     """It joined the leader before, which counted it as a voter and started ranks beside those of the new one."""
     member, looks = table.supervisors[2], []
 
@@ -636,11 +656,14 @@ def test_the_agent_of_a_host_that_has_voted_for_another_is_not_brought_back(tabl
     monkeypatch.setattr(agents, "watch", watch)
     monkeypatch.setattr(agents, "start", lambda _: looks.append("started"), raising=False)
     monkeypatch.setattr(agents, "end", lambda *_, **__: None, raising=False)
-    if voted:
+    if case == "it has voted":
         member.ballot.vote(table.vote(2, 1))
+    if case == "the attempt only ends the run":
+        announce_end(table.supervisors[1].run, table.supervisors[1].attempt, SUCCEEDED)
+        taken_over(table)
     with pytest.raises(Fenced, match="enough"):
         Follower(member, table.wakeups[2]).carry_out()
-    assert looks == ([False] if voted else ["started", True])
+    assert looks == {"it has voted": [False], "the attempt only ends the run": [True], "": ["started", True]}[case]
 
 
 class LeftSlots(Slots):
@@ -817,9 +840,21 @@ def test_nobody_comes_back_by_votes_of_which_one_number_is_another(table):
 def test_a_candidate_without_a_restart_left_says_so_to_all(tmp_path):
     table = Table(tmp_path, node_lost=Budget(0))
     table.lose(0)
-    assert TakeOver(table.supervisors[1]).look() is None
+    assert table.end_by(1) == 2
     assert [table.end(number).state for number in (1, 2)] == [State.FAILED] * 2
     assert not table.watches()[2].look()
+
+
+def test_a_run_that_ends_while_it_waits_for_slots_does_not_wait_for_them_first(tmp_path):
+    table = Table(tmp_path, node_lost=Budget(0))
+    watches = table.watches()
+    table.lose(0)
+    for number in (1, 2):
+        table.supervisors[number].ready.gpus = () if number == 2 else None
+    assert watches[1].look()
+    assert table.supervisors[1].attempt.number == 2
+    assert not watches[1].look() and not watches[2].look()
+    assert [table.end(number).state for number in (1, 2)] == [State.FAILED] * 2
 
 
 def test_a_promise_leaves_the_newest_attempt_its_last_word(table):

@@ -29,10 +29,14 @@ class Leads(NamedTuple):
     holders: frozenset[Host]  # who has all of its history
 
 
+class Ends(NamedTuple):
+    holders: frozenset[Host]  # who has the end that this candidate has written without opening an attempt
+
+
 class Node(NamedTuple):
     voter: Voter
     log: Log
-    memory: Stands | Opens | Leads | None
+    memory: Stands | Opens | Leads | Ends | None
     last_vote: tuple[int, Host]  # that it ever gave, whatever its disk says
     torn: tuple[int, Host] | None = None  # the vote that it was writing when it crashed, until it writes the next
 
@@ -57,6 +61,7 @@ class Accepted(NamedTuple):
 class AppendWithLog(NamedTuple):
     said: Append
     log: Log
+    ends: int = 0  # the attempt before, whose end a candidate has written as its last entry; only where that is a rule
 
 
 class Kept(NamedTuple):
@@ -91,6 +96,7 @@ class RecordsWorld:
     voter: type[Voter] = field(default=Voter, repr=False)
     syncs_votes: bool = field(default=True, repr=False)
     drafts_votes: bool = field(default=True, repr=False)  # else a crash leaves no whole vote, which is read as none
+    opens_to_end: bool = field(default=True, repr=False)  # else a candidate's end is an entry of the attempt before
 
     @property
     def first(self) -> State:
@@ -131,6 +137,11 @@ class RecordsWorld:
             case Stands(granted=granted) if voter.carries(granted):
                 for voters in self._choices(host, granted):
                     yield self._opened(state, node, voters)
+                if not self.opens_to_end:
+                    before = node.log[-1]
+                    new = node._replace(log=(*node.log, before), memory=Ends(frozenset()))
+                    said = AppendWithLog(Append(voter.voted[0], host), new.log, before)
+                    yield f"host {host} ends attempt {before}", _after(state, new, said)
             case Opens(accepted=accepted) if voter.carries(accepted):
                 yield self._settled(state, node, accepted)
             case Leads() if voter.leads and state.entries < self.entries:
@@ -204,7 +215,7 @@ class RecordsWorld:
                     yield f"host {me} accepts attempt {attempt}", _after(state, new, Accepted(me, attempt))
             case AppendWithLog(said=said, log=log):
                 follows = said.leader != me and not voter.against_append(said) and len(log) > len(node.log)
-                if follows and said.attempt == voter.newest.attempt:
+                if follows and (said.attempt == voter.newest.attempt or message.ends):
                     new, kept = node._replace(log=log), Kept(me, said.attempt, len(log))
                     yield f"host {me} keeps entry {len(log)}", _after(state, new, kept)
             case Settle():
@@ -222,6 +233,13 @@ class RecordsWorld:
     def _counted(self, state: State, node: Node, message: Accepted | Kept) -> Iterator[tuple[str, State]]:
         voter = node.voter
         newest = voter.newest
+        match node.memory, message:
+            case Ends(holders=holders), Kept(voter=other) if voter.voted[0] == message.attempt:
+                new = node._replace(memory=Ends(holders | {other}))
+                after = _after(state, new)
+                if voter.carries(holders | {other}):
+                    after = after._replace(acknowledged=after.acknowledged | {(node.log[-1], node.log)})
+                yield f"host {voter.me} counts the end as kept by host {other}", after
         if newest.leader != voter.me or newest.attempt != message.attempt or message.voter == voter.me:
             return
         match node.memory, message:
@@ -288,7 +306,11 @@ def _matters(nodes: tuple[Node, ...], message: Message) -> bool:
                 node.voter.newest.attempt < newest.attempt and node.voter.voted[0] <= newest.attempt for node in nodes
             )
         case Accepted(attempt=attempt) | Kept(attempt=attempt):
-            return any(node.voter.newest.attempt == attempt and node.memory is not None for node in nodes)
+            return any(
+                (node.voter.newest.attempt == attempt and node.memory is not None)
+                or (isinstance(node.memory, Ends) and node.voter.voted[0] == attempt)
+                for node in nodes
+            )
         case Settle(attempt=attempt):
             return any(node.voter.newest.attempt <= attempt and not node.voter.settled for node in nodes)
         case AppendWithLog(said=said):

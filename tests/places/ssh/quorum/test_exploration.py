@@ -91,6 +91,10 @@ SABOTAGED: dict[str, tuple[World, str]] = {
         RecordsWorld(hosts=3, attempts=3, crashes=0, voter=ComparesNoHistory),
         "leads without what attempt 2 had acknowledged",
     ),
+    "an end that an elected host writes is an entry of the attempt before": (
+        RecordsWorld(hosts=3, attempts=3, crashes=0, opens_to_end=False),
+        "leads without what attempt 1 had acknowledged",
+    ),
     "a candidate needs half of the voters": (
         RecordsWorld(hosts=2, attempts=2, crashes=0, voter=HalfIsEnough),
         "attempt 2 has two leaders",

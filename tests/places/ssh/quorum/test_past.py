@@ -189,8 +189,27 @@ RUNS_THAT_STAND_STILL = {
 
 RECORDS = {
     "a host that takes over writes an end that too few voters know of": (
-        LEADER, "if not supervisor.ballot.carries(have, leads=leads):", "if False:",
+        FOLLOWER, "        return open_next(supervisor, elected, end.cause, leads=False)\n",
+        ("        if end.state is not State.QUEUED:\n"
+        "            write_end(supervisor.run, supervisor.attempt, end, supervisor.plan)\n"
+        "            return None\n"
+        "        return open_next(supervisor, elected, end.cause, leads=False)\n"),
         ELECTIONS, "writes_no_end_before",
+    ),
+    "an end that a host writes which takes over is an entry of the attempt before": (
+        FOLLOWER, "        return open_next(supervisor, elected, end.cause, leads=False)\n",
+        ("        if end.state is not State.QUEUED:\n"
+        "            from launcher.places.ssh.host.leader import copy_records, send_end\n"
+        "            copy_records(supervisor.run, supervisor.attempt, supervisor.rpc, (), elected.others)\n"
+        "            write_end(supervisor.run, supervisor.attempt, end, supervisor.plan)\n"
+        "            send_end(supervisor)\n"
+        "            return None\n"
+        "        return open_next(supervisor, elected, end.cause, leads=False)\n"),
+        ELECTIONS, "is_not_undone",
+    ),
+    "a run ends in another way than its history announces": (
+        LEADER, "end = announced_end(supervisor) or announce_end(supervisor.run, supervisor.attempt, end)",
+        "announce_end(supervisor.run, supervisor.attempt, end)", ELECTIONS, "before_half_of_the_voters",
     ),
     "what a lost leader had noted alone is kept": (
         COPIES, "elif cuts and os.fstat(fd).st_size > at + len(piece):", "elif False:",

@@ -42,6 +42,7 @@ class Pool:
         self.size, self.root, self.saved = self.chance.choice([2, 3, 3, 4, 5]), root, 0
         self.reached: Counter[str] = Counter()
         self.faulty, self.trace, self.steps, self.stepped_at = False, [], 0, 0.0
+        self._lost_at = 0.0
         self._votes, self._leaders, self._kept, self._asked = {}, {}, {}, {}
         self._opening: dict[int, str] = {}
         self.hosts = []
@@ -49,7 +50,8 @@ class Pool:
         self.steps_in_all = more.choice([inf, inf, more.randint(5, 40)])
         few = random.Random(f"{seed} few")
         self.budget = Budget(few.randint(0, 2)) if few.random() < 0.25 else MANY
-        self.ended, self._lost_as_it_ends = 0, more.random() < 0.7
+        self._lost_as_it_ends = more.random() < 0.7
+        self.ended, self._ended_as = 0, None  # the first attempt that ended the run
 
     def host_of(self, path):
         """Return the host that has this file."""
@@ -164,8 +166,8 @@ class Pool:
         self.note(f"has a quorum: {quorum}")
         if self._is_over():
             limit_s = GIVES_UP_S + LEASE_S + WAIT_S  # one that is just back waits for the coordinator first
-            self.world.run_until(since + limit_s, lambda: not any(host.takes_part for host in self.hosts))
-            left = [host.name for host in self.hosts if host.takes_part]
+            while (left := self._taking_part()) and self.world.now < (until := max(since, self._lost_at) + limit_s):
+                self.world.run_until(until, lambda: not self._taking_part())  # who ends it may be lost as well
             if left:
                 raise Broken(f"{', '.join(left)} waits after {limit_s:g} s, though the run has ended")
             return
@@ -194,6 +196,9 @@ class Pool:
         ends = [host.end for host in self.hosts if host.end is not None]
         return bool(self.ended) or any(end.state is State.SUCCEEDED for end in ends)
 
+    def _taking_part(self):
+        return [host.name for host in self.hosts if host.takes_part]
+
     def has_quorum(self):
         """Whether one of those that take part could lead, or leads, with the others that do."""
         there = [host for host in self.hosts if host.takes_part]
@@ -215,6 +220,8 @@ class Pool:
         }
         if len({*running.values()}) > 1:
             self._break(f"two incarnations run at once: {running}")
+        if self.ended and any(attempt > self.ended for attempt, _ in running.values()):
+            self._break(f"ranks run, though attempt {self.ended} had ended the run: {running}")
 
     def trains(self, agent):
         """Return the step at which the agent's rank is."""
@@ -233,8 +240,11 @@ class Pool:
         """A coordinator or a supervisor has written that the run has succeeded or failed."""
         by_itself = machine.World.current.process is host.process
         self.reach("a supervisor ends a run" if by_itself else f"a coordinator ends a run as {end.state}")
-        self.ended = host.supervisor.attempt.number
-        self.note(f"{host.name} ends attempt {self.ended} as {end.state}")
+        attempt = host.supervisor.attempt.number
+        self.note(f"{host.name} ends attempt {attempt} as {end.state}")
+        if self.ended and end.state is not self._ended_as:
+            self._break(f"{host.name} ends attempt {attempt} as {end.state}, though it had ended as {self._ended_as}")
+        self.ended, self._ended_as = self.ended or attempt, end.state
         if self._lost_as_it_ends and self._may_go():
             self.reach("a leader is lost as the run ends")
             self.net.cut |= {(host.number, other) for other in range(self.size)}  # what it has just sent is lost too
@@ -267,9 +277,9 @@ class Pool:
         before = self._leaders.setdefault(attempt, host.number)
         if before != host.number:
             self._break(f"attempt {attempt} has two leaders: {before} and {host.number}")
-        if self.ended and attempt > self.ended:
-            self._break(f"{host.name} leads attempt {attempt}, though attempt {self.ended} had ended the run")
         there = self._lines(host)
+        if self.ended and attempt > self.ended and not any(b'"ending"' in line for line in there):
+            self._break(f"{host.name} leads attempt {attempt}, though attempt {self.ended} had ended the run")
         for number, kept in self._kept.items():
             if number < attempt and there[: len(kept)] != kept:
                 self._break(f"{host.name} leads attempt {attempt} without what attempt {number} had acknowledged")
@@ -333,6 +343,7 @@ class Pool:
 
     def lost(self, host):
         self.note(f"{host.name} is lost")
+        self._lost_at = self.world.now
         if (state := self._opening.pop(host.number, None)) is not None:
             self.reach(state)
 

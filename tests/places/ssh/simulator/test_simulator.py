@@ -10,6 +10,7 @@ import pytest
 from launcher.coordinator.server import CopyHold
 from launcher.places.ssh.host import follower, leader
 from launcher.places.ssh.host.ballot import Ballot
+from launcher.places.ssh.host.record_copies import copy_records
 from launcher.places.ssh.quorum.core import Opening, Voter
 from launcher.supervisor.agent_processes import AgentProcesses
 from tests.places.ssh.simulator.hosts import SupervisedAgents
@@ -89,9 +90,21 @@ def lowest(ballot, own, leaderless):
     return all(ballot.me < number for number in leaderless)
 
 
-def end_at_once(supervisor, end, *_, **__):
+OPEN_NEXT = leader.open_next
+
+
+def end_at_once(supervisor, elected, cause, *, leads):
+    if (end := leader.announced_end(supervisor)) is None:
+        return OPEN_NEXT(supervisor, elected, cause, leads=leads)
     leader.write_end(supervisor.run, supervisor.attempt, end, supervisor.plan)
     leader.send_end_to_others(supervisor)
+    return None
+
+
+def end_before_it_is_accepted(supervisor, elected, cause, *, leads):
+    if leader.announced_end(supervisor) is not None:
+        copy_records(supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names, elected.others)
+    return end_at_once(supervisor, elected, cause, leads=leads)
 
 
 def brings_back_at_once(agents, until, *, bring_back=True):
@@ -106,11 +119,14 @@ SABOTAGED = {
     "a candidate needs half of the voters": [(Opening, "carried_by", half)],
     "an attempt counts that too few have accepted": [(leader, "enough", lambda *_, **__: True)],
     "a restart does not wait for the copy of its failure": [(CopyHold, "is_copied", lambda *_: True)],
-    "who takes over opens an attempt of a run whose end was announced": [
-        (follower, "keep_ending", lambda *_, **__: False),
+    "who takes over a run whose end was announced goes on with it": [
+        (leader, "announcement", lambda *_, **__: None),
     ],
-    "an end by a supervisor is written before it is copied": [
-        (follower, "end_run", end_at_once), (leader, "end_run", end_at_once),
+    "an end by who takes over is written before it is copied": [
+        (follower, "open_next", end_at_once), (leader, "open_next", end_at_once),
+    ],
+    "an end by who takes over is an entry of the attempt before": [
+        (follower, "open_next", end_before_it_is_accepted), (leader, "open_next", end_before_it_is_accepted),
     ],
     "an agent is brought back on a host that has voted for another": [
         (SupervisedAgents, "watch", brings_back_at_once), (Ballot, "has_voted_past", lambda *_: False),
