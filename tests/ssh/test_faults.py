@@ -211,6 +211,18 @@ def test_the_first_host_gone_the_next_in_line_takes_over(desk):
     assert status["fingerprint"] == desk.fingerprint_here(400)
 
 
+def test_the_first_host_gone_and_no_restart_left_the_next_in_line_ends_the_run(desk):
+    """It opens an attempt that starts no agents, only to write the end."""
+    more = "recovery: {spares: 1, lease: 10s, node_lost: 0}\n"
+    run, _ = at_work(desk, 400, more)
+    desk.hosts.nodes[0].power_off()
+    status = desk.wait(run, check=15)
+    assert (status["state"], status["cause"], status["attempt"]) == ("failed", "node_lost", 2)
+    assert status["restarts"]["by_cause"] == {}
+    assert all(desk.record_there(host, run, "attempts/0002/exit.json")["state"] == "failed" for host in (1, 2))
+    desk.until("no process of it", lambda: not [pid for host in (1, 2) for pid in desk.own(run, host)])
+
+
 def test_cut_off_from_the_others_the_first_host_stops(desk):
     """It is fenced by the majority; what it had is gone once its lease is over, and it may not write any more."""
     spec = desk.job(100_000, more=SPARE)

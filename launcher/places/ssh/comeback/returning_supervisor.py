@@ -2,9 +2,10 @@
 
 If only the supervisor before was killed, it adopts the agent that runs on, and leads where that has the coordinator:
 its vote on disk says whether it leads still, and the agents of the others decide how long the coordinator does.
-Without that agent it never leads the attempt that it led before. If no host continues the run it exits, unless it led
-the run and the others still wait for a leader: then it takes part in their election. It has its newest vote in
-voter.json, and listens at the address that the others know.
+Without that agent it never leads an attempt again that had begun. If no host continues the run it exits, unless it led
+the run and the others still wait for a leader: then it takes part in their election. If the run has not begun yet, it
+waits with the others for the hosts that the run needs. It has its newest vote in voter.json, and listens at the address
+that the others know.
 """
 
 import time
@@ -12,8 +13,8 @@ from typing import BinaryIO
 
 from launcher.errors import Exit, LaunchError
 from launcher.places.ssh.host import presence
-from launcher.places.ssh.host.follower import TakeOver
-from launcher.places.ssh.host.host_supervisor import carry_on, slots_for, to_its_end
+from launcher.places.ssh.host.follower import TakeOver, leader_of
+from launcher.places.ssh.host.host_supervisor import carry_on, keep, slots_for, to_its_end
 from launcher.places.ssh.host.leader import enough
 from launcher.places.ssh.host.supervisor_messages import Ask, OpenAttempt, Rejoin, statuses
 from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
@@ -59,7 +60,8 @@ class ReturningSupervisor(Strategy):
 
 
 def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
-    """Take part once another host leads and this host has the resources it needs; until then hold no slots.
+    """Take part once another host leads and this host has the resources it needs; until then hold no slots. If the run
+    still waits for its hosts, wait with them.
 
     `gpus` are the host's GPUs that may be used. Return the exit code.
     """
@@ -84,6 +86,9 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
                     say(str(lost))
                     supervisor.step_back()
                     led_at = time.monotonic()
+        elif is_awaited(supervisor):
+            supervisor.returning, supervisor.ready.told = False, True
+            return keep(supervisor, wakeup, gpus)
         elif supervisor.rpc.all_gone(rules.lease_s):
             break  # the run is over
         elif time.monotonic() > votes_from and is_missed(supervisor):
@@ -110,6 +115,23 @@ def running_attempt(supervisor: SupervisorState) -> OpenAttempt | None:
         if isinstance(one, OpenAttempt) and supervisor.ballot.is_attempt_of(number, one, supervisor.attempt.number)
     ]
     return max(sound, key=lambda one: one.attempt, default=None)
+
+
+def is_awaited(supervisor: SupervisorState) -> bool:
+    """Return whether the attempt that this host knows has not begun, because the leader still waits for hosts or for
+    their slots.
+
+    If this host is the leader, another one has to answer that it waits in that attempt, and none that it has begun.
+    """
+    attempt, index = supervisor.attempt, supervisor.here.index
+    if (attempt.started if supervisor.leads else attempt.node_started(index)).exists():
+        return False
+    there = statuses(supervisor.rpc.ask(Ask()))
+    if supervisor.leads:
+        waits = [one.attempt == attempt.number and not one.began for one in there.values()]
+        return supervisor.ballot.voter.leads and bool(waits) and all(waits)
+    leader = there.get(leader_of(supervisor))
+    return leader is not None and leader.leads and leader.attempt == attempt.number and not leader.began
 
 
 def is_missed(supervisor: SupervisorState) -> bool:

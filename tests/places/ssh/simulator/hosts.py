@@ -105,6 +105,7 @@ class Host:
         rules = msgspec.structs.replace(RULES, node_lost=self.pool.budget, killed=self.pool.budget)
         spec = msgspec.structs.replace(plan.spec, recovery=rules)
         more = {"nodes": nodes, "spec": spec, "nodes_max": self.pool.size, "disks_apart": True, "elects": True}
+        more["nodes_min"] = self.pool.needs
         attempt, _ = new_attempt(self.run, "pool", "submit", None, msgspec.structs.replace(plan, **more), secret=SECRET)
         raise_fence(self.run, attempt.number)
         write_record(attempt.supervisors, self.peers)

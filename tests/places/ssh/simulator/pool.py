@@ -42,6 +42,8 @@ class Pool:
         self.size, self.root, self.saved = self.chance.choice([2, 3, 3, 4, 5]), root, 0
         self.reached: Counter[str] = Counter()
         self.faulty, self.trace, self.steps, self.stepped_at = False, [], 0, 0.0
+        needed = random.Random(f"{seed} needed")
+        self.needs = needed.randint((self.size + 1) // 2 + 1, self.size) if needed.random() < 0.25 else 1
         self._lost_at = 0.0
         self._votes, self._leaders, self._kept, self._asked = {}, {}, {}, {}
         self._opening: dict[int, str] = {}
@@ -163,7 +165,7 @@ class Pool:
 
     def _judge(self):
         since, steps, quorum = self.world.now, self.steps, self.has_quorum()
-        self.note(f"has a quorum: {quorum}")
+        self.note(f"has a quorum: {quorum}, and needs {self.needs} of {self.size} hosts")
         if self._is_over():
             limit_s = GIVES_UP_S + LEASE_S + WAIT_S  # one that is just back waits for the coordinator first
             while (left := self._taking_part()) and self.world.now < (until := max(since, self._lost_at) + limit_s):
@@ -200,8 +202,10 @@ class Pool:
         return [host.name for host in self.hosts if host.takes_part]
 
     def has_quorum(self):
-        """Whether one of those that take part could lead, or leads, with the others that do."""
+        """Whether one of those that take part could lead, or leads, with the others that do, which are nodes enough."""
         there = [host for host in self.hosts if host.takes_part]
+        if len(there) < self.needs:
+            return False
         numbers = {host.number for host in there}
         newest = max((host.supervisor.ballot.voter.newest.attempt for host in there), default=0)
         return any(
