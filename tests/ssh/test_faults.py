@@ -219,8 +219,9 @@ def test_the_first_host_gone_and_no_restart_left_the_next_in_line_ends_the_run(d
     status = desk.wait(run, check=15)
     assert (status["state"], status["cause"], status["attempt"]) == ("failed", "node_lost", 2)
     assert status["restarts"]["by_cause"] == {}
-    assert all(desk.record_there(host, run, "attempts/0002/exit.json")["state"] == "failed" for host in (1, 2))
-    desk.until("no process of it", lambda: not [pid for host in (1, 2) for pid in desk.own(run, host)])
+    ends = lambda: [desk.record_there(host, run, "attempts/0002/exit.json") for host in (1, 2)]  # noqa: E731
+    desk.until("its end on both", lambda: all(end is not None and end["state"] == "failed" for end in ends()))
+    desk.until("no agent", lambda: not [pid for host in (1, 2) for pid in desk.own("launcher.node", host)])
 
 
 def test_cut_off_from_the_others_the_first_host_stops(desk):

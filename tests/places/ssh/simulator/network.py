@@ -18,6 +18,7 @@ class Network:
         self._world, self._chance = world, chance
         self.cut: set[tuple[int, int]] = set()  # ways from one host to another
         self.lost = self.slow = 0.0  # of connections, and of messages
+        self.late: dict[tuple[int, int], float] = {}  # ways on which each message takes so much longer
         self._waiting: dict[tuple[int, int], list] = {}
         self._listeners: dict[tuple[str, int], Server] = {}
 
@@ -37,7 +38,7 @@ class Network:
     def carry(self, source, target, deliver):
         """Have this done at the other host, after a while and when the way is open."""
         way = (source.number, target.number)
-        delay_s = self._chance.uniform(0.0002, 0.004)
+        delay_s = self._chance.uniform(0.0002, 0.004) + self.late.get(way, 0.0)
         if way[0] != way[1] and self.slow and self._chance.random() < self.slow:
             delay_s += self._chance.uniform(0.0, 2.5)
 

@@ -17,6 +17,8 @@ from launcher.places.ssh.host.supervisor_messages import (
     Settled,
     Vote,
 )
+from launcher.run.durable import readable
+from launcher.run.records import RunState
 from launcher.spec.model import Budget
 from launcher.states import State
 from tests.places.ssh.simulator import machine
@@ -44,6 +46,8 @@ class Pool:
         self.faulty, self.trace, self.steps, self.stepped_at = False, [], 0, 0.0
         needed = random.Random(f"{seed} needed")
         self.needs = needed.randint((self.size + 1) // 2 + 1, self.size) if needed.random() < 0.25 else 1
+        self._aimed = aimed = random.Random(f"{seed} aim")
+        self._aim = aimed.choice([*7 * [""], "vote", "end", "lease"]) if self.needs == 1 else ""
         self._lost_at = 0.0
         self._votes, self._leaders, self._kept, self._asked = {}, {}, {}, {}
         self._opening: dict[int, str] = {}
@@ -53,6 +57,8 @@ class Pool:
         few = random.Random(f"{seed} few")
         self.budget = Budget(few.randint(0, 2)) if few.random() < 0.25 else MANY
         self._lost_as_it_ends = more.random() < 0.7
+        if self._aim == "end":
+            self.budget, self._lost_as_it_ends = Budget(1), True
         self.ended, self._ended_as = 0, None  # the first attempt that ended the run
 
     def host_of(self, path):
@@ -79,11 +85,13 @@ class Pool:
         begins = chance.choice([0.0, 4.0])
         world.at(begins, None, self._storm)
         killed = random.Random(f"{self.seed} orphans")  # of its own, like those above
-        if killed.random() < 0.3:
+        if killed.random() < 0.3 and not self._aim:
             for _ in range(killed.randint(1, 3)):
                 world.at(begins + killed.uniform(0.5, STORM_S), None, partial(self._kill_supervisor, killed))
         for _ in range(chance.randint(2, 7)):
             world.at(begins + chance.uniform(0.5, STORM_S), None, self._fault)
+        if self._aim:
+            world.at(begins + self._aimed.uniform(2.0, 8.0), None, self._take_aim)
         world.run_until(begins + STORM_S)
         self._calm()
         self._judge()
@@ -98,6 +106,8 @@ class Pool:
 
     def _fault(self):
         chance, now = self.chance, self.world.now
+        if self._aim and now < 20.0:
+            return  # it would be another run
         host, lasts_s = chance.choice(self.hosts), chance.uniform(0.5, 3 * LEASE_S)
         kind = chance.choice(FAULTS)
         back_s = None if self._may_go() and chance.random() < 0.3 else chance.uniform(0.5, 15.0)
@@ -129,6 +139,42 @@ class Pool:
                     self._keep_failure_from_one()
                     self.world.at(now, host.agent, partial(host.agent.rank_leaves, signal=9))
 
+    def _take_aim(self):
+        """Begin three faults of which each follows from the one before, and which have to hit at a certain moment.
+
+        - "vote": the leader is cut off; a voter and its candidate lose power right after the vote, and only the voter
+          is back when the leader asks it.
+        - "end": the leader is lost; a candidate is cut off as it opens an attempt; who ends the run then is lost.
+        - "lease": what the others send to the leader takes longer and longer, and then they receive nothing from it.
+        """
+        chance, world, now = self._aimed, self.world, self.world.now
+        host = next((one for one in self.hosts if one.takes_part and one.supervisor.ballot.voter.leads), None)
+        if host is None or not self.steps:
+            world.at(now + 1.0, None, self._take_aim)
+            return
+        self.note(f"aims at {host.name}: {self._aim}")
+        to_it = [(one, host.number) for one in range(self.size) if one != host.number]
+        from_it = [(one, other) for other, one in to_it]
+        match self._aim:
+            case "vote":
+                self._cut(to_it + from_it, now + 3 * LEASE_S)
+            case "end":
+                host.crash(power=True, back_s=chance.uniform(1.0, 3.0))
+            case "lease":
+                most_s, until = chance.uniform(0.4, 0.65) * LEASE_S, now + 5 * LEASE_S
+                delays_s = [*(most_s * part / 10 for part in range(1, 11)), 2 * LEASE_S]
+                for number, delay_s in enumerate(delays_s):
+                    late = dict.fromkeys(to_it, delay_s)
+                    world.at(now + number / 2, None, partial(self.net.late.update, late))
+                world.at(now + len(delays_s) / 2 - 0.7, None, lambda: self._cut(from_it, until))
+                world.at(until, None, self.net.late.clear)
+
+    def _is_hit(self, kind):
+        """Return whether this moment, of this kind, is the one that was aimed at; it is only once."""
+        is_it = self.faulty and self._aim == kind and any("aims at" in line for line in self.trace)
+        self._aim = "" if is_it else self._aim
+        return is_it
+
     def _kill_supervisor(self, chance):
         host = chance.choice(self.hosts)
         self.note(f"supervisor {host.name}")
@@ -152,6 +198,7 @@ class Pool:
     def _calm(self):
         """The last fault heals: nothing is cut, lost or suspended; who is gone for good stays gone."""
         self.faulty, self.net.lost, self.net.slow = False, 0.0, 0.0
+        self.net.late.clear()
         self.net.heal(list(self.net.cut))
         for host in self.hosts:
             host.fuse = 0
@@ -179,6 +226,9 @@ class Pool:
                 raise Broken(f"no steps within {PROGRESS_S:g} s, though there is a quorum")
             self.progress_s = self.world.now - since
             return
+        if self._is_queued():
+            self.reach("a run that has not begun waits for a host")
+            return
         is_back = lambda: self.steps > steps + 2  # noqa: E731 - a leader has come back after all
         self.world.run_until(since + GIVES_UP_S, lambda: is_back() or not any(host.takes_part for host in self.hosts))
         if is_back():
@@ -192,6 +242,12 @@ class Pool:
         bad = [end for end in ends if end.state not in (State.INTERRUPTED, State.QUEUED)]
         if bad:
             raise Broken(f"without a quorum it ended as {bad[0].state}: {bad[0].message}")
+
+    def _is_queued(self):
+        """Whether the run has not begun, and its leader shows for which hosts it waits."""
+        leads = [host for host in self.hosts if host.takes_part and host.supervisor.leads]
+        said = [readable(host.run.state, RunState) for host in leads if not host.supervisor.ready.began]
+        return any(one is not None and "does not answer the other hosts" in one.message for one in said)
 
     def _is_over(self):
         """Whether the run has ended, as its leader has written or the host that took over from it."""
@@ -304,6 +360,10 @@ class Pool:
             case OpenAttempt(attempt=attempt):
                 self.note(f"{host.name} opens attempt {attempt} on {', '.join(question.hosts)}")
                 self._opening[number] = "a leader is lost between opening and settling"
+                if self._is_hit("end"):
+                    self._cut(
+                        [way for way in permutations(range(self.size), 2) if number in way], self.world.now + 15.0
+                    )
             case Prepare():
                 self._opening[number] = "a leader is lost between prepare and commit"
             case Settled(attempt=attempt):
@@ -344,6 +404,10 @@ class Pool:
             match question:
                 case Vote(attempt=attempt, node=node) | OpenAttempt(attempt=attempt, node=node):
                     self._vote(host.number, attempt, node)
+            if isinstance(question, Vote) and self._is_hit("vote"):
+                for one, back_s in ((host, 1.0), (self.hosts[question.node], 25.0)):
+                    self.world.at(self.world.now, None, partial(one.crash, power=True, back_s=back_s))
+                self.net.heal(list(self.net.cut))
 
     def lost(self, host):
         self.note(f"{host.name} is lost")

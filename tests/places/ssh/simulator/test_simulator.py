@@ -3,15 +3,18 @@
 import random
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from unittest import mock
 
 import pytest
 
+from launcher.coordinator.nodes import NodeTable
 from launcher.coordinator.server import CopyHold
-from launcher.places.ssh.host import follower, leader
+from launcher.places.ssh.host import ballot, follower, leader
 from launcher.places.ssh.host.ballot import Ballot
 from launcher.places.ssh.host.record_copies import copy_records
 from launcher.places.ssh.quorum.core import Opening, Voter
+from launcher.run import durable
 from launcher.supervisor.agent_processes import AgentProcesses
 from tests.places.ssh.simulator.hosts import SupervisedAgents
 from tests.places.ssh.simulator.pool import Broken, play
@@ -115,6 +118,18 @@ def brings_back_at_once(agents, until, *, bring_back=True):
     return status
 
 
+def write_without_fsync(path, record):
+    with mock.patch.object(durable, "write_record", partial(durable.write_record, fsync=False)):
+        durable.write_sealed(path, record)
+
+
+def counts_from_receipt(nodes, node, seq, answered, took_s, mono):
+    if answered in node.answers:
+        node.follows_from = mono
+        node.answers = {one: at for one, at in node.answers.items() if one > answered}
+    node.answers[seq] = mono
+
+
 SABOTAGED = {
     "a candidate needs half of the voters": [(Opening, "carried_by", half)],
     "an attempt counts that too few have accepted": [(leader, "enough", lambda *_, **__: True)],
@@ -132,6 +147,8 @@ SABOTAGED = {
         (SupervisedAgents, "watch", brings_back_at_once), (Ballot, "has_voted_past", lambda *_: False),
     ],
     "a host leaves as it gets the history before its attempt": [(Ballot, "comes_before", lambda *_: False)],
+    "a vote is not fsynced": [(ballot, "write_sealed", write_without_fsync)],
+    "a lease counts from when a heartbeat was received": [(NodeTable, "answer", counts_from_receipt)],
     "a candidate does not keep its own vote": [(Voter, "stand", lambda voter, number: voter)],
     "a candidate's history does not replace the voter's": [(Ballot, "elected", lambda *_: False)],
     # alone either hides the other: the host with the newest history stands first
