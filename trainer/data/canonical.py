@@ -66,7 +66,10 @@ class Canonical:
 
 
 class CanonicalReader:
-    """A function that returns this rank's part of the next step of an epoch, read from its shards."""
+    """A function of an epoch that returns this rank's part of its next step, read from this rank's shards.
+
+    Called with another epoch than before, it begins with that epoch's first slot.
+    """
 
     def __init__(self, reading: Reading, epoch: int, slot: int) -> None:
         self._reading, self._epoch, self._slot = reading, epoch, slot

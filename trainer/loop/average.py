@@ -16,10 +16,11 @@ _LEAST_BYTES = 4  # of a number: in fewer a small change of the average would be
 
 
 class Average:
-    """The averages of this rank's trained parameters, of whole ones or of its shards, in `tensors` by name.
+    """The averages of this rank's trained parameters, in `tensors` by name; of its shards if they are sharded.
 
-    At each update the old average has the weight `decay`, and less in the first steps, or the random first weights
-    would stay in the average for long: the weights after step n get a share of at least 9 / (10 + n).
+    At each update an average becomes `decay` times its old value, plus the rest times the weight. In the first steps
+    the factor is smaller, or the random first weights would stay in the average for long: the weights after step n get
+    a share of at least 9 / (10 + n).
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -41,9 +42,9 @@ class Average:
 
     @torch.no_grad()
     def begin(self, known: Collection[str] = ()) -> int:
-        """Set the averages that no checkpoint had to the current weights, and return how many were set.
+        """Set each average that was not loaded to its current weight, and return how many were set.
 
-        `known` are the names of the averages that were loaded.
+        `known` are the names of the averages that were loaded from a checkpoint.
         """
         begun = [name for name in self.tensors if name not in known]
         for name in begun:
@@ -52,9 +53,9 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int, learned: bool | Tensor) -> None:
-        """Update the averages after optimizer step `step`; `learned` says whether it changed the weights.
+        """Move the averages towards the weights after optimizer step `step`, unless `learned` is false.
 
-        On a GPU `learned` is a tensor, so that nothing waits for it.
+        `learned` says whether the step changed the weights; on a GPU it is a tensor, so that nothing waits for it.
         """
         if learned is False:
             return

@@ -30,9 +30,9 @@ _NOT_HANDED_OVER = (*_NOT_LOADED, "compile", "keep_best", "ema")
 
 
 class PlainState:
-    """Finds numbers and strings of modules or a loss that change while training and that no checkpoint contains.
+    """Finds numbers and strings in a model or a loss that change while training, although no checkpoint has them.
 
-    A new rank would lack their values.
+    They are attributes of modules, or of the loss. A new rank would lack their values.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class PlainState:
 
 
 def _objects_of(root: object) -> Iterator[tuple[str, object]]:
-    """Yield each object whose attributes are looked at, with its name in `root`.
+    """Yield each object in `root` whose attributes PlainState compares, with its name in `root`.
 
     These are a module's submodules, or `root` itself if it is no module; then the name is "". A partial counts as its
     function, and a bound method as its object. Nothing is yielded for a function, a class or a Python module.
@@ -105,9 +105,10 @@ def reasons(
 ) -> Iterator[str]:
     """Yield as text each reason why this training cannot continue in place after a rank is killed; none if it can.
 
-    `met_once`: launch has connected the ranks for this training alone, and they can connect again. `loads`: instead of
-    getting state from other ranks, all ranks load the newest checkpoint or snapshot. `made`: a function made the model,
-    and can make it again.
+    `dataset` is the training data, and `launched` has the settings that launch gave this rank. `met_once`: launch has
+    connected the ranks for this training alone, and they can connect again. `loads`: instead of getting state from
+    other ranks, all ranks load the newest checkpoint or snapshot. `made`: a function made the model, and can make it
+    again.
     """
     if launched.in_place_by_default and not _is_free(loop, loads=loads):
         yield "recovery.mode is not hot"
@@ -140,8 +141,8 @@ def _is_free(loop: Loop, *, loads: bool) -> bool:
 def _rank_reasons(loop: Loop, launched: Launched, *, met_once: bool, made: bool) -> Iterator[str]:
     """Yield as text the reasons against continuing in place that lie in the strategy or the number of ranks.
 
-    `met_once`: the ranks have connected for this training alone, and can connect again. `made`: a function made the
-    model.
+    `launched` has the settings that launch gave this rank. `met_once`: the ranks have connected for this training
+    alone, and can connect again. `made`: a function made the model.
     """
     world, strategy = loop.training.world, loop.strategy
     if not met_once:

@@ -66,7 +66,7 @@ class RankBatches:
     def filler(self) -> Batch:
         """Return the data's first batch with its `samples` set to 0, so that it does not count.
 
-        A rank that has no batch left runs it if other ranks need it in their forward passes.
+        A rank that has no batch left runs the filler if all ranks have to do a forward pass together.
         """
         return replace(next(self._open_any().batches()), samples=0)
 

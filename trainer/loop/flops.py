@@ -29,7 +29,7 @@ _PEAKS = (
 def peak_tflops(device: str, precision: str) -> float | None:
     """Return a device's peak in 10**12 operations per second, or None if it is not in the table.
 
-    `device` is the name of the device, such as `NVIDIA H100 80GB HBM3`, and `precision` that of the training.
+    `device` is the name of the device, such as `NVIDIA H100 80GB HBM3`, and `precision` is fp32, tf32, bf16 or fp16.
     """
     column = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 3}[precision]
     parts = device.split()
@@ -37,9 +37,9 @@ def peak_tflops(device: str, precision: str) -> float | None:
 
 
 def _is_in(name: str, device: str, parts: list[str]) -> bool:
-    """Return whether the table's `name` is in a device's name, as whole words or before a hyphen.
+    """Return whether a device's name, `device`, contains the table's `name` as whole words or before a hyphen.
 
-    `parts` are the words of the device's name, `device`. `A100` is in `A100-SXM4-80GB`, but `T4` is not in `T400`.
+    `parts` are the words of `device`. `A100` is in `A100-SXM4-80GB`, but `T4` is not in `T400`.
     """
     return any(part == name or part.startswith(f"{name}-") for part in parts) or f" {name} " in f" {device} "
 

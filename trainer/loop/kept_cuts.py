@@ -49,7 +49,7 @@ class KeptCuts:
         self._folder, self._world, self._measure = folder, world, measure
 
     def kept(self) -> list[SavedCut]:
-        """Return the saved cuts, those of the newest checkpoints first, then those in files; the same on all ranks.
+        """Return the saved cuts, the same on all ranks: first those in checkpoints, newest first, then those in files.
 
         All ranks call it: each reads the newest checkpoint and the file on its own disk.
         """

@@ -99,10 +99,11 @@ class Passes:
         self._hooks: list[RemovableHandle] = []
 
     def leave(self) -> None:
-        """Call `check` from now on before each module's forward pass and when some parameters get gradients.
+        """Call `check` from now on before each module's forward pass, and when some parameters get their gradients.
 
-        Another thread calls this in the middle of a pass. Hooks are added only here, so training without it costs
-        nothing. Modules get no hook if something was compiled, as it would be compiled again with the hook in it.
+        These are a few dozen parameters, spread over the model. Another thread calls this in the middle of a pass.
+        Hooks are added only here, so training without it costs nothing. If torch.compile has compiled anything, modules
+        get no hook, as it would be compiled again with the hook in it.
         """
         if self._hooks:
             return

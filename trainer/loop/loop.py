@@ -45,12 +45,15 @@ class StepListener(Protocol):
     step_samples: int | None  # of the step after which training continues; None: before the first step
 
     def save_rank_state(self, loop: "Loop") -> None:
-        """Save the state that only this rank has; the loop calls it after the last forward pass of each step."""
+        """Save the state that only this rank has, such as its random generators and the losses that it has summed.
+
+        The loop calls it after the last forward pass of each step.
+        """
 
     def update_done(self, loop: "Loop", step_samples: int) -> None:
-        """Save the state that all ranks share; the loop calls it after each update.
+        """Save the small state that all ranks share, such as counters and schedules.
 
-        `step_samples` is the number of samples of that step over all ranks.
+        The loop calls it after each update. `step_samples` is the number of samples of that step over all ranks.
         """
 
     def before_save(self, loop: "Loop") -> None:
@@ -67,15 +70,14 @@ class StepListener(Protocol):
 class Loop:
     """The parts of one `fit` call: model, data, schedules, evaluation, checkpointer, callbacks and the current step.
 
-    `given` are the settings that checkpoints keep, `own_step` is the user's own training step, and `fingerprint` that
-    of the final state. `epoch_samples` and `left` count the samples of an epoch and those still to come (None:
-    unknown). `logs` and `gathers` say whether the current step is logged, and its losses are gathered over ranks.
-    `steps` and `samples` count since the last line of metrics, and `spent` is the time in them before ranks
-    reconnected. `validated` is a step with the values that other ranks found after it. `goes_back` is True once a spike
-    sends the training back to the newest checkpoint. `norm` is that of the last step's gradients, `means` the step's
-    mean losses, `info` the values for a checkpoint's manifest, and `late` the vote on `max_time_s`. `begin_in_place` is
-    called before the first step, `updating` before the weights change, and `survivor` gets each step, if ranks may
-    continue in place.
+    `given` are the settings that checkpoints keep, and `own_step` is the user's own training step. `epoch_samples` and
+    `left` count the samples of an epoch and those still to come (None: unknown). `logs` and `gathers` say whether the
+    current step is logged, and its losses are gathered over ranks. `steps` and `samples` count since the last line of
+    metrics, and `spent` is the time in them before ranks reconnected. `validated` is a step with the values that other
+    ranks found after it. `goes_back` is True once a spike sends the training back to the newest checkpoint. `norm` is
+    that of the last step's gradients, `means` the step's mean losses, `info` the values for a checkpoint's manifest,
+    and `late` the vote on `max_time_s`. `begin_in_place` is called before the first step, `updating` before the weights
+    change, and `survivor` gets each step, if ranks may continue in place.
     """
 
     training: Training
@@ -87,8 +89,8 @@ class Loop:
     evaluation: Evaluation | SeveralEvaluations | None
     callbacks: Callbacks
     checkpointer: Checkpointer
-    phases: Phases
-    late: Votes  # whether some rank's time is up
+    phases: Phases  # the stopwatch of a step's phases
+    late: Votes  # by which ranks agree that `max_time_s` has passed on one of them
     stragglers: Stragglers
     spikes: Spikes | None = None
     own_step: OwnStep | None = None
@@ -103,9 +105,9 @@ class Loop:
     strategy: Strategy = field(init=False)
     piped: Piped | None = field(init=False, default=None)  # where the model is in stages
     progress: Progress = field(init=False)
-    losses: StepLosses = field(init=False)
-    count: StepCount = field(init=False)
-    place: Placing = field(init=False)  # on this rank's device
+    losses: StepLosses = field(init=False)  # of the current step
+    count: StepCount = field(init=False)  # of tokens or the like in the current step, if the loss function counts any
+    place: Placing = field(init=False)  # moves a batch's data to this rank's device
     logs: bool = False  # the step under way is one to log
     gathers: bool = False  # the losses of the step under way are gathered over ranks
     rates: dict[str, float] = field(default_factory=dict)  # learning rates by name, of the last step that was logged
@@ -118,7 +120,7 @@ class Loop:
     samples: int = 0  # since the last line of metrics
     spent: Spent = field(default_factory=lambda: ({}, 0.0))  # in these steps, before ranks reconnected
     norm: Tensor | None = None  # of the last step's gradients, if clipped or logged
-    fingerprint: str = ""
+    fingerprint: str = ""  # SHA-256 of the final model and optimizer; empty until the training has ended
     info: Info = field(default_factory=dict)  # values for a checkpoint's manifest
 
     def __post_init__(self) -> None:
@@ -222,7 +224,7 @@ class Loop:
         self.phases.lap("backward")
 
     def _through_stages(self, piped: Piped, batch: Batch) -> None:
-        """Run forward and backward passes interleaved over the pipeline's stages."""
+        """Run a micro-batch's passes, interleaved over the pipeline's stages, and add its loss to those of the step."""
         data = self.place(batch.data)
         self.phases.lap("copy")
         answer = piped.train(self.loss, data, batch, self.count, known=self.gathers)

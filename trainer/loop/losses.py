@@ -140,7 +140,7 @@ class StepLosses:
             self._sums.append(answer.sums(batch.samples))
 
     def noted(self) -> tuple[tuple[str, ...], list[float]]:
-        """Return the losses' names, and a flat list with sum and count of each, for every micro-batch added.
+        """Return the losses' names, and a flat list of numbers: for each micro-batch added, sum and count of each name.
 
         `put_back` restores the step's losses from both, if training continues after a lost rank.
         """

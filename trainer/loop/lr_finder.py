@@ -97,7 +97,11 @@ def _ratio(rate: float | Tensor, first: float | Tensor) -> float:
 def put_back(
     module: nn.Module, optimizer: Optimizer, scaler: GradScaler | None, data: HasPosition, device: torch.device
 ) -> Iterator[None]:
-    """Restore model, optimizer, scaler, the data's position and the random generators at the end of the context."""
+    """Restore the training's state at the end of the context.
+
+    That is the model, the optimizer, the scaler of fp16 if there is one, the data's position, and the random generators
+    of the CPU and of `device`.
+    """
     tensors = [*filter(has_values, module.parameters()), *module.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
     gradients = [None if one.grad is None else one.grad.clone() for one in module.parameters()]
@@ -140,7 +144,7 @@ def _copy_of(optimizer: Optimizer) -> tuple[dict[Tensor, Any], list[dict[str, An
 
 
 def _restore(optimizer: Optimizer, states: dict[Tensor, Any], groups: list[dict[str, Any]]) -> None:
-    """Restore an optimizer from the copies."""
+    """Restore the optimizer from `states` and `groups`, the copies that `_copy_of` returned."""
     optimizer.state.clear()
     optimizer.state.update(states)
     for group, kept in zip(optimizer.param_groups, groups, strict=True):

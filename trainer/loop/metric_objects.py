@@ -131,16 +131,16 @@ def _computed(metric: Any, of_ranks: list[States]) -> Any:
 
 
 def _set(part: Any, state: State) -> None:
-    """Set the values in `state` as attributes of the metric."""
+    """Set the values in `state` as attributes of the metric `part`."""
     for key, value in state.items():
         setattr(part, key, value)
 
 
 def _reduce(part: Any, states: list[State]) -> State:
-    """Set on the metric `part` the ranks' states, reduced by its own rules (sum, mean, ...).
+    """Reduce the ranks' `states` by the metric's own rules (sum, mean, ...), and set the result on the metric `part`.
 
-    Returns a state of the metric's usual kind, with which it can be reset later. Lists are concatenated in the order of
-    ranks.
+    Lists are concatenated in the order of ranks. Returns the metric's state from before the reduction: it is set again
+    later, as a metric cannot reset itself once a list has become a tensor.
     """
     key_of: dict[int, str] = {}
     for key, value in states[0].items():

@@ -47,7 +47,7 @@ class JsonLines(Callback):
     def on_start(self, training: Training) -> None:
         """Open the file and append a line with the step from which the training begins or resumes.
 
-        Lines of later steps before it then no longer count.
+        Lines of later steps that are already in the file no longer count then.
         """
         attempt = self._launched.attempt
         self._open()
@@ -104,7 +104,7 @@ class JsonLines(Callback):
 
 
 def _plain(value: Any) -> Any:
-    """Return the value, a dict with those in it, with NaN and infinity as text, which JSON lacks."""
+    """Return `value` with NaN and infinity as text, as JSON lacks them; in a mapping each value is treated so."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -65,7 +65,7 @@ class EarlyStopping(Callback):
 
 
 class BestModel(Callback):
-    """A callback that calls `save(step, values)` after each validation with the best value so far."""
+    """A callback that calls `save(step, values)` after each validation whose monitored value is the best so far."""
 
     def __init__(
         self, save: Callable[[int, Mapping[str, float]], None], monitor: str = "val_loss", mode: str = "min"

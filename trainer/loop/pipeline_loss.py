@@ -128,9 +128,10 @@ class Piped:
         return answer
 
     def ask(self, functions: Sequence[Function], data: Any) -> dict[str, Any]:
-        """Return the values of all functions for a batch in one dict by name, without gradients, the same on all ranks.
+        """Return the values of all functions for the batch `data` in one dict by name, without gradients.
 
-        Functions that call the model with the same tensor share one forward pass.
+        It is the same on all ranks, which all call it. Functions that call the model with the same tensor share one
+        forward pass.
         """
         # Before any of them has an answer: only the last stage has one, and all have to decide alike.
         inputs = [self._inputs(one, data, training=False) for one in functions]
@@ -244,7 +245,11 @@ def _model_input(
 
 
 def sample_of(loss: LossFunction, data: Any, settings: Settings, world: World) -> Sample:
-    """Return the first part of a batch, as a pipeline would divide it, to measure stages with."""
+    """Return the first part of the batch `data`, as a pipeline would divide it, to measure stages with.
+
+    Its input is the tensor with which `loss` calls the model. Raises TrainerError if the loss function or the batch
+    does not suit a pipeline.
+    """
 
     def casting() -> AbstractContextManager[None]:
         """Return the context of a forward pass in the training's precision."""

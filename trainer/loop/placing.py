@@ -26,9 +26,9 @@ def placed(data: Any, device: torch.device, move: Callable[[Tensor], Tensor] | N
 
 
 class Placing:
-    """Moves data to a GPU on a separate stream, while the GPU still works on earlier batches.
+    """A function that returns a batch's data on a device, copied there while a GPU still works on earlier batches.
 
-    The computing stream waits for the whole batch and for nothing else.
+    It copies on a separate stream. The computing stream waits for the whole batch and for nothing else.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -104,8 +104,8 @@ def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[
 def _send_copied_states(loop: Loop, snapshots: StepSnapshots, agreed: Agreement, start: str) -> None:
     """Send each state that was lost with a node from the rank that keeps a copy to the rank it belongs to.
 
-    All ranks call it. `agreed` has the step and these pairs of ranks. `start` names, by attempt and generation, the
-    launch of the ranks that saved the state.
+    All ranks call it. `agreed` has the step, and for each lost state these two ranks. `start` names the start of the
+    ranks in which the state was saved, such as `a0001.g0002`: the second start of the ranks in the run's first attempt.
     """
     world = loop.training.world
     for holder, rank in agreed.copies_sent:
@@ -140,7 +140,10 @@ def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str,
 
 
 def _put_buffers_back(loop: Loop, state: RankState) -> None:
-    """Restore the model's buffers from `state`, or from rank 0's state if all ranks have the same buffers."""
+    """Restore the model's buffers from `state`, or from rank 0's state if all ranks have the same buffers.
+
+    All ranks call it, as rank 0 then broadcasts.
+    """
     buffers = loop.strategy.buffers
     if not buffers or (loop.strategy.is_sharded and not state.resized):  # each rank has kept its own
         put_bytes(state.buffers, buffers)
@@ -157,7 +160,10 @@ def _put_back_losses(loop: Loop, state: RankState) -> None:
 
 
 def reseed_generators(loop: Loop) -> None:
-    """Seed the random generators as loading this step's checkpoint does on other ranks than those that saved it."""
+    """Seed the random generators from the setting `seed`, this rank's number and the step.
+
+    They then draw as if other ranks than those that saved this step's checkpoint had loaded it.
+    """
     world, step = loop.training.world, loop.progress.step
     seed_all(loop.training.settings.seed, world.dp_rank)
     if step:

@@ -20,7 +20,10 @@ _HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # an opti
 
 
 def refuse_to_resume(settings: Settings, folder: Path, world: World, launched: Launched) -> None:
-    """Raise BadSettings if `resume` is never but there is a checkpoint, except when launch restarts the run."""
+    """Raise BadSettings if `resume` is never but `folder` has a checkpoint, except when launch restarts the run.
+
+    All ranks call it; rank 0 reads the folder.
+    """
     if settings.resume != "never" or not _is_first_start(launched):
         return
     steps = call_on_first(world, lambda: [entry.step for entry in catalog.entries(folder) if entry.kind == "step"])

@@ -36,9 +36,9 @@ class Schedule:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """Copies of the optimizer's parameter groups as it was made, without `params`.
+        """Copies of the optimizer's parameter groups from before the scheduler was made, without `params`.
 
-        If a learning rate was found by the finder, they have it.
+        After `start_from` they have the learning rates that it has set.
         """
         return copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in self._before])
 
@@ -113,7 +113,7 @@ class Schedule:
             self._step_quietly(done)
 
     def _make_again(self) -> None:
-        """Make the scheduler again, on an optimizer with the options that it had before there was a scheduler."""
+        """Restore the optimizer's options from before there was a scheduler, and make the scheduler again."""
         self._reset_groups()
         self._scheduler = self._make(self._optimizer, self._total_steps) if self._make is not None else None
 

@@ -1,6 +1,6 @@
-"""Save each step's state, so that training can continue right after that step when a rank is killed.
+"""Save each step's rank states (of one rank each) and snapshot (for all), to continue after it if a rank is killed.
 
-rank states  this rank's own state, in its node's memory, before its gradients are sent
+rank states  this rank's own state (random draws, losses, buffers), in its node's memory, before its gradients are sent
 copies       if a node may be lost: the states of a rank of another node, in this process
 snapshot     the small shared state, in this process, after the update
 """
@@ -86,12 +86,16 @@ class StepSnapshots:
 
     @property
     def resizes(self) -> bool:
-        """Whether another number of ranks may continue after a kill, and another rank has this one's parameters."""
+        """Whether another number of ranks may continue after a kill, and another rank has this one's parameters.
+
+        The first condition is `may_resize`; by the second no saved state has to be loaded.
+        """
         return self.may_resize and self.has_replica
 
     @property
     def may_resize(self) -> bool:
-        """Whether another number of ranks may continue after a kill, as each node has all parameters.
+        """Whether another number of ranks may continue after a kill: each node has all parameters, and launch allows
+        it.
 
         It is False unless the user asked for recovery in place, as a script may have used the number of ranks itself.
         """
@@ -106,7 +110,7 @@ class StepSnapshots:
         return self.loads and not self.has_replica  # it stays only once something was
 
     def find(self, loop: Loop) -> None:
-        """Open the states that the rank replaced by this one left in the node's memory.
+        """Open the rank states that the rank before this one, which it replaces, has left in the node's memory.
 
         Does nothing if this rank already has states.
         """
@@ -172,8 +176,8 @@ class StepSnapshots:
     def save_resized_state(self, loop: Loop, step: int) -> bool:
         """Save this rank's state of `step` again, under its new number, after the number of ranks has changed.
 
-        It has the losses of ranks that are gone; all ranks call it. Returns False if there is no memory for it. Raises
-        OSError.
+        All ranks call it, as the state then also has the losses of ranks that are gone. Returns False if there is no
+        memory for it. Raises OSError.
         """
         world, before = loop.training.world, self.rank_states
         own = before.read(step) if before is not None and self.old_place is not None else None
@@ -196,9 +200,10 @@ class StepSnapshots:
         return self.rank_states.write(step, encoded(save_rank_state))
 
     def _copied_losses(self, step: int) -> dict[int, list[float]]:
-        """Return the losses in the copied state of that step, by the rank that the state belongs to.
+        """Return the losses in the copied state of that step, by the rank that had saved it.
 
-        Returns an empty dict if this rank keeps no copy of that step.
+        The losses are numbers as `StepLosses.noted` returns them. The dict is empty if this rank keeps no copy of that
+        step.
         """
         if self.old_place is None or self.copies is None or step not in self.copies.kept:
             return {}

@@ -99,7 +99,11 @@ class Survivor:
     # -- in each step
 
     def begin(self, loop: Loop, settings: Settings, dataset: Any) -> None:
-        """Prepare to continue in place before the first step, if that is possible; launch may then replace a rank."""
+        """Prepare to continue in place, before the first step; launch may then replace a rank that is killed.
+
+        Nothing is prepared if launch does not support it, or if this training cannot continue in place, which is
+        logged. `dataset` is the training data.
+        """
         launched = self.launched
         if self.active or (launched.control is None and not launched.rank_states_copied):
             return
@@ -266,7 +270,10 @@ class Survivor:
         loop.survivor, loop.updating, loop.checkpointer.would_regroup = self, self.updating, self._has_joiners
 
     def _check_arrived(self) -> None:
-        """Wait for the device's work; raise DistNetworkError if the update's input from other ranks was cut off."""
+        """Wait for the device's work.
+
+        Raises DistNetworkError if connections were cut, as gradients of other ranks may then be missing.
+        """
         if self.member is not None:
             group_connections.check_arrived(self.member.world.device)
 
@@ -383,7 +390,7 @@ class Survivor:
         loop.training.say(f"continues in place after step {loaded.step}, from {where}; {again}{why}")
 
     def _add_verified(self, loop: Loop, step: int) -> None:
-        """Record in the new Checkpointer the checkpoints up to `step` that earlier ones have verified."""
+        """Record in the loop's new Checkpointer which checkpoints up to `step` were verified before the reconnection."""
         loop.checkpointer.add_verified({one: finite for one, finite in self.snapshots.verified.items() if one <= step})
 
     def _activate(self, loop: Loop) -> None:

@@ -56,7 +56,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The times of one rank's traced steps: `seconds` in all, and by phase of a step.
+    """The times of one rank's traced steps in seconds: `seconds` in all, and in `phases` by phase of a step.
 
     Phases include exposed collectives and packing. `packing` is the time spent on copies for messages, by phase.
     """
@@ -68,7 +68,10 @@ class Traced:
 
 
 def traced(events: Sequence[Mapping[str, Any]]) -> Traced:
-    """Return the times between the first and last phase mark of one rank's trace, given as its events."""
+    """Return the times between the first and last phase mark of one rank's trace.
+
+    `events` are the `traceEvents` in the JSON file of torch's profiler. Without two marks all times are 0.
+    """
     whole = [one for one in events if one.get("ph") == "X" and "dur" in one]
     laps = sorted((_seconds(one["ts"]), one["name"][len(LAP) :]) for one in whole if one["name"].startswith(LAP))
     if len(laps) < 2:
@@ -250,7 +253,8 @@ def merged(ranks: Sequence[Traced], steps: int) -> dict[str, float]:
     """Return means per step and rank by name, of so many traced steps of all ranks.
 
     `step` is the seconds of a step, `hidden` those of collectives behind computation, `bytes` and `messages` what was
-    communicated; the rest are seconds by kind of work.
+    communicated. The rest are seconds by kind of work: `data`, `compute`, `optimizer`, `communication`, `straggler`
+    (waiting for slower ranks) and `other`.
     """
     least = _least([one.collectives for one in ranks])
     sums: defaultdict[str, float] = defaultdict(float)
@@ -293,9 +297,9 @@ def _kind(phase: str) -> str:
 
 
 def _numbered(collectives: Iterable[Collective]) -> Iterable[tuple[int, Collective]]:
-    """Yield (n, collective) for each: n equal ones, with the same name and bytes, came before it on this rank.
+    """Yield (n, collective) for each collective: the rank had n of the same name and bytes before it.
 
-    By n it is matched with the same collective on other ranks.
+    By name, bytes and n it is matched with the same collective on other ranks.
     """
     seen: defaultdict[tuple[str, int], int] = defaultdict(int)
     for one in collectives:

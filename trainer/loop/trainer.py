@@ -73,7 +73,7 @@ MakeOptimizer = Callable[[Any], Optimizer | Optimizers]  # of trainer.strategies
 
 
 class Trainer:
-    """A training; `fit()` resumes from its newest checkpoint, or begins it."""
+    """A training of a model by given settings, loss and data; `fit()` resumes from its newest checkpoint, or begins."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Trainer:
                     restored = not here.rejoined and self._will_be_restored()
 
     def _begin(self, loop: Loop, past: Mapping[str, Any] | None, survivor: Survivor) -> int | None:
-        """Do everything before the first step, such as loading; return the step to begin from.
+        """Restore or load the state that the first step needs, and return the step to begin from.
 
         Returns None if the model was made without weights and no checkpoint has any. `past` is the position in the data
         that this call of fit() had reached before a spike sent it back to a checkpoint (None: it begins). `survivor`
@@ -563,7 +563,11 @@ class Trainer:
     def _checkpointer(
         self, training: Training, state: dict[str, Any], data: TrainData, average: Average | None
     ) -> Checkpointer:
-        """Return the checkpointer of everything that this training saves."""
+        """Return the checkpointer of everything that this training saves.
+
+        `state` has objects with a state_dict() by name; skips, scaler and data are added to it here. `average` is the
+        average of the weights, or None.
+        """
         settings, strategy = self.settings, training.strategy
         state["skips"] = strategy.skips
         if strategy.scaler is not None:
@@ -598,7 +602,7 @@ class Trainer:
 
 
 def _write_picture(path: Path, picture: str, training: Training) -> None:
-    """Write the pipeline's picture; a failure is only logged."""
+    """Write `picture`, the SVG drawing of the pipeline, to the file `path`; a failure is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(picture)

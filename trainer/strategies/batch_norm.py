@@ -55,7 +55,10 @@ def _over_ranks(kind: type[Norm]) -> type[Norm]:
 
 
 def _normed(norm: Norm, x: Tensor) -> Tensor:
-    """Return the batch normalised by mean and variance over all ranks."""
+    """Return the batch `x` normalised by its mean and variance over all ranks, as the BatchNorm layer `norm` does.
+
+    The layer's running statistics are updated.
+    """
     values = x.float()
     dims, shape = [0, *range(2, x.ndim)], [1, -1] + [1] * (x.ndim - 2)
     count = _sum(torch.tensor(values.numel() / values.shape[1], device=x.device))

@@ -11,7 +11,7 @@ _SHAPES = 64
 
 
 def compile_parts(parts: Sequence[nn.Module]) -> None:
-    """Compile each part in place; it is compiled again for each shape of its input when that comes.
+    """Compile each part in place. A part is compiled again when an input has a new shape.
 
     Parts of the same class share compiled code if it fits both. Torch's limits on compiling again are raised for the
     whole process.

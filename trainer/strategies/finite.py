@@ -133,7 +133,7 @@ def by_device_and_type(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, 
 
 
 def plain(gradient: Tensor) -> Tensor:
-    """Return this rank's values of a sharded, sparse or complex gradient."""
+    """Return this rank's values of a gradient: its shard, the values of a sparse one, a complex one as real numbers."""
     local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     if local.is_sparse:
         local = local._values()  # noqa: SLF001 - where they lie: values() is there only after coalesce(), a copy

@@ -50,7 +50,8 @@ def clip_values(gradients: Iterable[Tensor], most: float) -> None:
 def clip_offloaded(gradients: Iterable[Tensor], most: float | None, world: World, copies: int) -> Tensor:
     """Return the norm of the gradients over all ranks, and scale this rank's shards of them if it is over `most`.
 
-    All ranks call it. `copies` is the number of ranks that have each shard; with `most` None nothing is scaled.
+    The norm is that before scaling. All ranks call it. `copies` is the number of ranks that have each shard; with
+    `most` None nothing is scaled.
     """
     shards = [plain(gradient) for gradient in gradients]
     norms = [torch.linalg.vector_norm(shard, dtype=torch.double) for shard in shards]

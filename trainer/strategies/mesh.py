@@ -19,9 +19,9 @@ Mesh = Mapping[str, int]
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return the mesh in text such as `dp=2,tp=2` as a dict of sizes. Raises ValueError.
+    """Return the mesh in text such as `dp=2,tp=2` as a dict of sizes by dimension. Raises ValueError.
 
-    Without dp, as in `tp=2`, its size is to follow from the number of ranks.
+    Without dp, as in `tp=2`, the dict lacks it, and its size follows from the number of ranks.
     """
     found = [_PART.fullmatch(part) for part in text.split(",")]
     pairs = [(match[1], int(match[2])) for match in found if match is not None]
@@ -31,12 +31,15 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def mesh_of(given: str | Mesh | None) -> Mesh:
-    """Return the mesh, given as text or as a mapping, as a dict; an empty one for None."""
+    """Return the mesh, given as text or as a mapping, as a dict, which is empty for None.
+
+    Raises ValueError for text that is no mesh.
+    """
     return parse_mesh(given) if isinstance(given, str) else dict(given or {})
 
 
 def is_mesh(value: object) -> bool:
-    """Return whether the value is a mesh: sizes of known dimensions."""
+    """Return whether the value is a mesh, as text or as a mapping of dimensions to sizes of at least 1."""
     if isinstance(value, str):
         try:
             value = parse_mesh(value)

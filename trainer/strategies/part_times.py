@@ -48,7 +48,7 @@ def _each(
     casting: Casting,
     recomputed: Collection[nn.Module],
 ) -> Iterator[float]:
-    """Yield the seconds of each part, the median of several passes."""
+    """Yield the seconds of each part, the median of several passes; the parameters are those of `part_times`."""
     given = sample.inputs.to(device)
     for place, (name, part) in enumerate(parts):
         loss_of = sample.loss_of if place == len(parts) - 1 else None

@@ -71,12 +71,12 @@ class Pipeline:
     world: World
     settings: StrategySettings
     mesh: DeviceMesh
-    stages: dict[int, StageParts]  # by their numbers, of which others have the rest
+    stages: dict[int, StageParts]  # this rank's, by number
     layers: int  # of all stages
     cut: Cut
     casting: Callable[[], AbstractContextManager[None]]
-    _holders: dict[str, tuple[int, ...]]  # of each parameter, the ranks of a pipeline
-    _groups: dict[tuple[int, ...], dist.ProcessGroup]  # of several of these
+    _holders: dict[str, tuple[int, ...]]  # by parameter name, the ranks within a pipeline that have it
+    _groups: dict[tuple[int, ...], dist.ProcessGroup]  # by such ranks, if several have a parameter
     _around: Callable[[], AbstractContextManager[None]] = nullcontext  # forward and backward passes
     _in_common: list[tuple[nn.Parameter, dist.ProcessGroup]] = field(default_factory=list)  # with other stages
     _counted: set[int] = field(default_factory=set)  # parameters that count here in a norm over all stages
@@ -308,7 +308,7 @@ class Pipeline:
         return one(stages[0], micros, **how)
 
     def _scaled_loss(self, output: Tensor, number: Tensor) -> Tensor:
-        """Return the loss of a micro-batch on the last stage, scaled for fp16."""
+        """Return the loss of micro-batch `number` from the last stage's `output`, scaled for fp16."""
         if self._loss_of is None:
             raise RuntimeError("a loss is asked for outside of a step")
         loss = self._loss_of(output, int(number))

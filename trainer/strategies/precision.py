@@ -28,7 +28,7 @@ def scaler_for(precision: str, device: torch.device) -> GradScaler | None:
 
 
 def set_found_infinite(scaler: GradScaler, finite: Tensor) -> None:
-    """Make the scaler skip its next steps if `finite` is false, which all ranks found together, on every rank alike.
+    """Make the scaler skip its next steps if `finite`, which has to be the same on all ranks, is false.
 
     It replaces the flags that the scaler's `unscale_` has set from this rank's gradients alone. Call it after that.
     """

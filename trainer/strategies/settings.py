@@ -67,7 +67,7 @@ class StrategySettings:
     mesh: str | Mesh | None = None  # how many ranks work on the same samples, as `tp=2`
     pp_schedule: str = "1f1b"  # mesh with pp: in which order a stage works on micro-batches
     pp_cut: str = BY_LAYERS  # mesh with pp: layers, time, or the parts with which stages begin, but for the first
-    pp_microbatches: int | None = None  # mesh with pp: parts of what is forwarded at once; None: 4 times the stages
+    pp_microbatches: int | None = None  # pp: into how many parts a rank's samples go; None: 4 times the stages
     unused_parameters: bool = False  # ddp, zero1: some may not be used in a step's loss
     blocks: Choice = ()  # what is sharded, recomputed and compiled each by itself; empty: found
     units: Choice = ()  # more that is sharded each by itself, and not recomputed: an embedding, a head

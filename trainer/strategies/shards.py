@@ -109,8 +109,8 @@ def _shard_parts(
 def _gather_ahead(module: nn.Module, root: FSDPModule, parts: Sequence[nn.Module], count: int) -> None:
     """Make each part gather the parameters of the next `count` parts ahead; in the backward pass, of those before it.
 
-    `root` is the sharded `module` itself, and begins with the first parts. The order is that of the model, mostly the
-    forward pass's. Parameters that are gathered in vain are freed at the end of the backward pass.
+    `root`, the sharded `module`, gathers the first `count` parts. The order is that of the model, mostly the forward
+    pass's. Parameters that are gathered in vain are freed at the end of the backward pass.
     """
     wanted = set(parts)
     order: list[FSDPModule] = [part for part in module.modules() if part in wanted and isinstance(part, FSDPModule)]

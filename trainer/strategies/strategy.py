@@ -208,9 +208,9 @@ class Strategy:
             self.backward(loss)
 
     def _step_scaled(self, scaler: GradScaler, finite: Tensor) -> None:
-        """Step all optimizers or none, by what the fp16 scaler found in the gradients of each.
+        """Step all optimizers with the fp16 scaler, or none if `finite`, whether all gradients are finite, is false.
 
-        An optimizer whose parameters have no gradient is unknown to the scaler, which would not step it.
+        An optimizer without gradients is left out, as the scaler would not step it. The step is counted in `skips`.
         """
         if self.pipeline is not None:
             set_found_infinite(scaler, finite)

@@ -1,4 +1,4 @@
-"""Keep a prediction's answers on disk: files of fixed ranges of samples, complete or absent, and the file made of them.
+"""Keep a prediction's answers on disk in shards (files of fixed ranges of samples), and make one file of all shards.
 
 ```
 OUT.parts/job.json              the settings that decide the answers; a job with others may not continue with these
@@ -107,7 +107,7 @@ class Answers:
         return self._job.shards()
 
     def whole(self) -> set[range]:
-        """Return the shards that are complete on this disk, after comparing every byte."""
+        """Return the shards that are complete on this disk, after checking the checksum of each file."""
         names = set(
             os.listdir(self._folder)
         )  # not one by one: a file system may remember for a while that one was missing
@@ -182,7 +182,7 @@ class Answers:
         return self._folder / name
 
     def _write(self, path: Path, parts: Iterator[bytes] | list[bytes]) -> None:
-        """Write a file that is complete or absent."""
+        """Write the bytes in `parts` as the file `path`, which never exists incomplete."""
         draft = path.with_name(f"{_DRAFT}{new_nonce()}")
         write_new(draft, parts)
         os.rename(draft, path)

@@ -60,7 +60,7 @@ def add_schedule_options(parser: argparse.ArgumentParser, *, lr: float, weight_d
 
 
 def settings_of(options: argparse.Namespace, *, steps: int) -> Settings:
-    """Return the Settings that the options give, with `steps` as the end if none was given."""
+    """Return the Settings that the options give; `steps` is `max_steps` if the options set no end of the training."""
     if options.max_steps is options.max_epochs is options.max_time_s is None:
         options.max_steps = steps
     return from_options(options)
@@ -79,9 +79,10 @@ def add_prediction_options(parser: argparse.ArgumentParser) -> None:
 
 
 def schedule(kind: str, warmup_steps: int) -> Callable[[Optimizer, int | None], LambdaLR]:
-    """Return a function that makes the scheduler: a linear warmup, then the rate that `kind` names.
+    """Return a function that makes a scheduler of an optimizer and the total number of steps (None: unknown).
 
-    `constant` keeps the rate, and `cosine` lowers it to 0 by half a cosine.
+    The rate rises linearly for `warmup_steps`. Then `constant` (`kind`) keeps it, and `cosine` lowers it to 0 by half a
+    cosine, if the total is known.
     """
 
     def make(optimizer: Optimizer, total_steps: int | None) -> LambdaLR:

@@ -150,7 +150,7 @@ def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
 
 
 def _prediction(settings: Settings, shape: Shape, text: Text) -> Prediction:
-    """Return what to predict with which model: a score for each validation window."""
+    """Return the Prediction that scores each validation window of `text` with a transformer of this shape."""
     return Prediction(
         task=f"gpt {shape}",
         model=lambda: Transformer(shape),

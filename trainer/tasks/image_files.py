@@ -141,7 +141,10 @@ def read_pickled_bytes(data: bytes) -> object:
 
 
 def _made(name: str, arguments: tuple[Any, ...]) -> Any:
-    """Return an object in place of the call of function `name` that a pickle asks for. Raises NotPlain."""
+    """Return an object in place of the call of function `name` that a pickle asks for.
+
+    Raises NotPlain for functions that are not needed for an array of bytes.
+    """
     if name in _RECONSTRUCT:
         return PickledArray()
     if name == "numpy dtype":

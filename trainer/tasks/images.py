@@ -131,8 +131,9 @@ def _in_memory(
     statistics: Statistics,
     more: list[Any],
 ) -> Images:
-    """Return the images of a data set whose files `read` reads into memory.
+    """Return the images of a data set whose files are read into memory.
 
+    `read(root, train=...)` returns images and labels. `pixels` is the size to bring images to (None: their own).
     `statistics` are the mean and deviation of each colour, `more` further transforms for training.
     """
     images, labels = read(root, train=True)

@@ -154,7 +154,7 @@ def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
 def _prediction(
     options: argparse.Namespace, settings: Settings, images: Images, model: Callable[[], nn.Module]
 ) -> Prediction:
-    """Return what to predict with which model: the class of each validation image."""
+    """Return the Prediction of the class of each validation image, by the model that `model` makes."""
     where = f" {options.root.resolve()}" if options.root else f" seed {settings.seed} from {options.train_images}"
     return Prediction(
         task=f"resnet {options.model}",

@@ -17,7 +17,7 @@ _PIECE = 8 << 20
 
 
 def leaders_of(world: World, *, apart: bool) -> tuple[int, ...]:
-    """Return for each rank the rank that acts for its disk; all ranks call it.
+    """Return for each rank the rank that reads and writes files for all ranks on its disk; all ranks call it.
 
     Without `apart` there is one disk, for which rank 0 acts.
     """

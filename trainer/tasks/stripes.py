@@ -55,7 +55,10 @@ class Stripes(Dataset[tuple[Tensor, int]]):
 
 
 def _bits(seed: int, number: Tensor, count: int) -> Tensor:
-    """Return `count` numbers of 64 random bits for each image (SplitMix64, a generator without state)."""
+    """Return `count` numbers of 64 random bits for each image in `number`, decided by `seed` and the image's number.
+
+    The generator is SplitMix64, which has no state.
+    """
     image = _mix(_mix(torch.tensor(seed)) + number * _GOLDEN)
     return _mix(image[:, None] + torch.arange(count) * _GOLDEN)
 
