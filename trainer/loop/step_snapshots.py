@@ -94,8 +94,8 @@ class StepSnapshots:
 
     @property
     def may_resize(self) -> bool:
-        """Whether another number of ranks may continue after a kill: each node has all parameters, and launch allows
-        it.
+        """Whether another number of ranks may continue after a kill: launch allows it, and nodes have all parameters
+        each.
 
         It is False unless the user asked for recovery in place, as a script may have used the number of ranks itself.
         """

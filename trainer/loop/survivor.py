@@ -390,7 +390,7 @@ class Survivor:
         loop.training.say(f"continues in place after step {loaded.step}, from {where}; {again}{why}")
 
     def _add_verified(self, loop: Loop, step: int) -> None:
-        """Record in the loop's new Checkpointer which checkpoints up to `step` were verified before the reconnection."""
+        """Record in the loop's new Checkpointer which checkpoints up to `step` were verified before ranks met again."""
         loop.checkpointer.add_verified({one: finite for one, finite in self.snapshots.verified.items() if one <= step})
 
     def _activate(self, loop: Loop) -> None:
