@@ -53,7 +53,8 @@ class EvalData:
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
         """Yield all batches from sample `start` on; each pass draws the same random numbers.
 
-        Raises BadSettings if a stream is to start later than at its beginning.
+        Raises BadSettings if a stream is to start later than at its beginning. Raises TrainerError if another pass was
+        begun meanwhile.
         """
         if isinstance(self._source, Streamed):
             if start:

@@ -15,8 +15,8 @@ Collate = Callable[[list[Any]], Any]
 class Job(NamedTuple):
     """The samples to fetch for one micro-batch, by their `indices` in the data set.
 
-    `samples` is how many they are, or 0 if the only index is a filler. `micro` is the position of the micro-batch in
-    the epoch.
+    `samples` is how many they are, or 0 if the only index is for a filler, a batch that does not count. `micro` is the
+    position of the micro-batch in the epoch.
     """
 
     indices: list[int]  # of the samples in the data set

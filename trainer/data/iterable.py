@@ -1,4 +1,4 @@
-"""Read streams step by step, since they can only be read forward.
+"""Read streams step by step: each rank reads all of a shared one, or its own part of one that shards itself.
 
 A shared stream is read whole by every rank, which keeps its own part. All ranks draw the same random numbers while they
 read, so all see the same stream, and the state after a step is the same on any number of ranks or workers. A stream
@@ -24,7 +24,7 @@ _OPENING, _READING, _COLLATING = range(3)
 
 
 class Part(NamedTuple):
-    """The data of one micro-batch on this rank; `samples` is 0 for a filler."""
+    """The data of one micro-batch on this rank; `samples` is 0 for a filler, a batch that does not count."""
 
     data: Any
     samples: int  # 0: a filler
@@ -92,7 +92,10 @@ def is_iterable(dataset: Any) -> bool:
 
 
 def has_shards(dataset: Any) -> bool:
-    """Return whether the data set has canonical shards: `shards` of them on any number of ranks, with `read_shard`."""
+    """Return whether the data set has canonical shards, that is a method `read_shard`.
+
+    Such a stream is in `shards` parts on any number of ranks.
+    """
     return callable(getattr(dataset, "read_shard", None))
 
 
@@ -243,7 +246,7 @@ class ShardReader:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The position of each reader of a stream that shards itself, by reader (`places`).
+    """The positions of the readers of a stream that gives each rank and worker its own samples, by reader (`places`).
 
     `turn` is the number of the reader to ask next, and `ended` has those whose stream has ended in this epoch.
     """

@@ -55,7 +55,7 @@ class LoaderBatches:
         return done
 
     def count_done(self, done: int) -> int:
-        """Return how many samples of the epoch are done: `done`."""
+        """Return `done`, the number of samples of the epoch that are over."""
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
@@ -153,7 +153,10 @@ class LoaderBatches:
             return iter(self._loader)
 
     def _read(self, epoch: int, done: int) -> list[Any]:
-        """Return this rank's batches of the loader for the next step: `accumulate`, or fewer at the end of an epoch."""
+        """Return this rank's batches of the loader for the next step: `accumulate`, or fewer at the end of an epoch.
+
+        The random generators are seeded for the position: `done` samples of `epoch` are over.
+        """
         step = self._next_batches(epoch, done)
         if self._may_be_at_end and not step:
             self._items = self._opened(epoch, done)
@@ -163,14 +166,14 @@ class LoaderBatches:
         return step
 
     def _next_batches(self, epoch: int, done: int) -> list[Any]:
-        """Return up to `accumulate` batches from the iterator."""
+        """Return up to `accumulate` batches from the iterator, read with generators seeded for `epoch` and `done`."""
         with IsolatedDraws():
             self._seed_for(_READING, epoch, done)
             # Not `or`: an iterator of a DataLoader has a length, which it may not know.
             return [] if self._items is None else list(islice(self._items, self._sharing.accumulate))
 
     def _parts(self, step: list[Any], samples: list[int], total: int) -> Iterator[Batch]:
-        """Yield the step's batches, with fillers up to `accumulate` if there are several ranks.
+        """Yield the step's batches; with several ranks followed by fillers up to `accumulate`, which do not count.
 
         `samples` has the samples of each batch, `total` is those of the step over all ranks.
         """
@@ -201,7 +204,10 @@ def is_of_all_ranks(state: Any) -> bool:
 
 
 def samples_in(batch: Any) -> int:
-    """Return the number of samples in a batch: the length of the first tensor in it."""
+    """Return the number of samples in a batch: the length of the first tensor in it.
+
+    A list of numbers or texts counts as a tensor. Raises BadSettings for a batch without any.
+    """
     if shape := getattr(batch, "shape", None):
         return int(shape[0])
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()

@@ -28,7 +28,10 @@ def pinned(data: Any) -> Any:
 
 
 def on_this_device(change: Callable[[T], U]) -> Callable[[T], U]:
-    """Return `change` in a form to call in another thread: it then pins for this thread's GPU, not the first one."""
+    """Return `change`, which pins an item's tensors, in a form to call in another thread.
+
+    It then pins for the GPU of the thread that calls `on_this_device`, not for the first GPU.
+    """
     if not torch.cuda.is_available():
         return change
     device = torch.cuda.current_device()
@@ -42,7 +45,10 @@ def on_this_device(change: Callable[[T], U]) -> Callable[[T], U]:
 
 
 def in_thread(items: Iterator[T], change: Callable[[T], U], depth: int) -> Generator[U, None, None]:
-    """Yield `change(item)` for each item, computed by a thread that is up to `depth` items ahead."""
+    """Yield `change(item)` for each item, computed by a thread that is up to `depth` items ahead.
+
+    An error in the thread is raised here.
+    """
     room = threading.Semaphore(depth)
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     stop = threading.Event()

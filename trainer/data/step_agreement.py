@@ -22,7 +22,7 @@ class StepAgreement:
     only_whole: bool = False  # drop_last: a step with fewer samples is the end
 
     def samples(self, own: int, *, able: bool, source: str) -> int:
-        """Return the samples of the step over all ranks, 0 if the epoch is over; all ranks call it.
+        """Return the number of samples of the step over all ranks, 0 if the epoch is over; all ranks call it.
 
         `own` counts this rank's. `able` says whether this rank has any data for a batch, be it an earlier sample in a
         filler. `source` names the rank's source of data in the error message. Raises TrainerError on all ranks if one

@@ -1,4 +1,4 @@
-"""Batches of a stream: shared by all ranks, in canonical shards (canonical.py), or sharding itself."""
+"""Batches of a stream: read whole by all ranks, in canonical shards, or sharding itself over ranks and workers."""
 
 import logging
 from collections.abc import Callable, Generator, Mapping
@@ -46,7 +46,7 @@ class Steps(Protocol):
         """Return the position `after` as plain values, for a checkpoint."""
 
     def loaded(self, saved: Any, epoch: int, done: int) -> Any:
-        """Return the position of which `saved` are the plain values, or None to begin the epoch again.
+        """Return the position from plain values that the method `saved` returned, or None to begin the epoch again.
 
         `done` counts the samples of the epoch that are over.
         """
@@ -78,12 +78,12 @@ class Shared:
         return after and {"state": after.state, "ended": after.ended}
 
     def loaded(self, saved: Any, _epoch: int, _done: int) -> Place | None:
-        """Return the position of which `saved` are the plain values, or None if that is None."""
+        """Return the position from plain values that the method `saved` returned, or None for None."""
         return saved and Place(state=saved["state"], ended=saved["ended"])
 
 
 class Sharded:
-    """Steps of a stream that shards itself, with a reader in each worker, read in turn."""
+    """Steps of a stream that gives each rank and worker its own samples: one reader in each worker, read in turn."""
 
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
         self._reading, self._fetching = reading, fetching
@@ -128,7 +128,7 @@ class Sharded:
         return {**self._reader_numbers(), "readers": readers, "turn": after.turn, "ended": sorted(after.ended)}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> Turns | None:
-        """Return the positions of which `saved` are the plain values, or None to begin the epoch again.
+        """Return the positions from plain values that the method `saved` returned, or None to begin the epoch again.
 
         Raises BadSettings in the middle of an epoch if the numbers of ranks or workers differ from those saved.
         """
@@ -217,7 +217,7 @@ class Streamed:
         return {"stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}
 
     def count_done(self, done: int) -> int:
-        """Return how many samples of the epoch are done: `done`, as the end of a stream is not known before."""
+        """Return `done`, the samples of the epoch that are over: a stream's end is known only once it is reached."""
         return done  # whether there is more of a stream is known only when it is read on
 
     def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:
@@ -241,7 +241,7 @@ class Streamed:
     def _next(self, steps: Generator[Step, None, None]) -> Step:
         """Return the next of `steps`, with its `samples` counted over all ranks; all ranks call it.
 
-        A rank without samples gets fillers while others have some.
+        A rank without samples gets fillers, batches that do not count, while other ranks have samples.
         """
         try:
             step = next(steps)
@@ -269,7 +269,7 @@ def _kind(dataset: Any) -> Callable[[Reading, Fetching], Steps]:
 
 
 def _steps_per_epoch(reading: Reading) -> int | None:
-    """Return the steps of an epoch, or None if the whole stream's length is unknown."""
+    """Return the number of steps in an epoch, or None if the whole stream's length is unknown."""
     dataset = reading.dataset
     if has_shards(dataset) or shards_itself(dataset) or not hasattr(dataset, "__len__"):
         return None  # the length of one part does not give that of the others

@@ -75,7 +75,7 @@ class TrainData:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """The optimizer steps of an epoch, or None for a stream of unknown length."""
+        """The number of optimizer steps in an epoch, or None for a stream of unknown length."""
         return self._source.steps_per_epoch
 
     def epoch_batches(self) -> Generator[Batch, None, None]:
@@ -159,9 +159,10 @@ class SharedPlace:
 
 
 def _step_agreement(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> StepAgreement:
-    """Return the agreement over ranks on a step's samples; only streams that ranks read in parts use `sum_over_ranks`.
+    """Return the object by which ranks agree how many samples a step has.
 
-    It sums a number over all ranks (None: not given). Raises BadSettings if the stream does not fit the settings.
+    `sum_over_ranks` sums a number over all ranks (None: not given); only streams that ranks read in parts use it.
+    Raises BadSettings if the stream does not fit the settings.
     """
     sharing, dataset = reading.sharing, reading.dataset
     if has_shards(dataset):

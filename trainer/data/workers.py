@@ -77,7 +77,10 @@ class Workers:
             self._workers.append(_start(open_work, number, size, dataset, self._workers))
 
     def ask(self, worker: int, task: Any) -> None:
-        """Give worker number `worker` a task, to be done after its earlier ones."""
+        """Give worker number `worker` a task, to be done after its earlier ones.
+
+        Raises TrainerError, which says how the worker ended, if it has.
+        """
         member = self._workers[worker]
         member.asked.append(task)
         try:
@@ -86,7 +89,10 @@ class Workers:
             raise self._lost(worker, error) from error
 
     def take(self, worker: int) -> Any:
-        """Return the answer to the oldest task of this worker whose answer was not taken yet; wait for it."""
+        """Return the answer to the oldest task of this worker whose answer was not taken yet; wait for it.
+
+        An error in the task is raised again here. Raises TrainerError if the worker has ended.
+        """
         while self._forgotten[worker]:
             self._receive(worker)
             self._forgotten[worker] -= 1
@@ -104,7 +110,7 @@ class Workers:
         self._at_exit()
 
     def _receive(self, worker: int) -> Any:
-        """Return the worker's next answer. Raises an error that says how the worker ended, if it has."""
+        """Return the worker's next answer. Raises TrainerError, which says how the worker ended, if it has."""
         member = self._workers[worker]
         try:
             answer = member.answers.recv()

@@ -180,7 +180,10 @@ class Loop:
         return self._end_step(survivor.step_samples, before_saving=lambda: survivor.before_save(self))
 
     def _catch_up(self) -> None:
-        """Do what earlier processes had not yet done after the step that was loaded, such as a validation."""
+        """Do what earlier processes had not yet done after the step that was loaded, such as a validation.
+
+        Raises TrainerError if an epoch that was complete in the checkpoint has more samples now.
+        """
         limit, every = self.training.settings.max_time_s, self.training.settings.validate_every
         self.out_of_time = limit is not None and self.progress.seconds_before >= limit
         if self.data.samples_done == self.epoch_samples and self.progress.epoch == self.data.epoch:
@@ -191,7 +194,10 @@ class Loop:
             self._validate()
 
     def _train_epoch(self) -> bool:
-        """Train the rest of an epoch; return True if the loop has to stop before the training's end."""
+        """Train the rest of an epoch; return True if the loop has to stop before the training's end.
+
+        Raises TrainerError if a whole epoch has no batch.
+        """
         begun, first = self.data.samples_done, self.progress.step
         self.left = None if self.epoch_samples is None else self.epoch_samples - begun
         for batch in self.data.epoch_batches():
@@ -233,7 +239,10 @@ class Loop:
             self.losses.add(answer, batch)
 
     def answer(self, batch: Batch) -> Answer:
-        """Return the result of the user's loss function for a batch."""
+        """Return the result of the user's loss function, or own training step, for a batch.
+
+        Raises TrainerError if BatchNorm cannot compute a variance, as the batch has a single sample.
+        """
         data = self.place(batch.data)
         try:
             if self.own_step is not None:
@@ -283,7 +292,8 @@ class Loop:
     def _is_spike(self) -> bool:
         """Return whether the step's loss is a spike, so that its update is skipped.
 
-        All ranks call it; they communicate if `spike_factor` is set.
+        All ranks call it; they communicate if `spike_factor` is set. Raises NotFinite after more than `skip_limit`
+        spikes in a row.
         """
         spikes, step, settings = self.spikes, self.progress.step + 1, self.training.settings
         if spikes is None:
@@ -470,7 +480,7 @@ class Loop:
             )
 
     def _finish(self) -> None:
-        """Validate, save the end of the training, and report its fingerprint."""
+        """Validate, save the end of the training, log its fingerprint, and call the callbacks."""
         self._refuse_to_continue()
         self._validate()
         if self.progress.ending:
@@ -480,7 +490,10 @@ class Loop:
         self.callbacks.on_done(self.training)
 
     def try_step(self, batches: Iterator[Batch]) -> float:
-        """Do one optimizer step with the next batches for the learning-rate finder, and return its loss."""
+        """Do one optimizer step with the next batches for the learning-rate finder, and return its loss.
+
+        Raises TrainerError if the data ends in the middle of the step.
+        """
         self.gathers = True
         for batch in batches:
             self._micro_batch(batch)

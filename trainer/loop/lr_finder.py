@@ -50,7 +50,7 @@ def learning_rate_finder(
 
     Returns the rates, their losses, and a rate to train with. `run_step` does one optimizer step and returns its loss,
     the same on all ranks. Other parameter groups keep their ratio to the first one. Call this inside `put_back`, which
-    restores the training.
+    restores the training. Raises TrainerError if the loss falls at no rate.
     """
     ratios = [_ratio(group["lr"], optimizer.param_groups[0]["lr"]) for group in optimizer.param_groups]
     rates: list[float] = []
@@ -74,7 +74,10 @@ def learning_rate_finder(
 
 
 def steepest(rates: list[float], losses: list[float]) -> float:
-    """Return the rate at which the loss falls fastest over the logarithm of the rate."""
+    """Return the rate at which the loss falls fastest over the logarithm of the rate.
+
+    Raises TrainerError if the loss falls at no rate.
+    """
     end = losses.index(min(losses)) + 1 if losses else 0
     falls = [
         ((losses[place + 1] - losses[place - 1]) / math.log(rates[place + 1] / rates[place - 1]), rates[place])

@@ -123,7 +123,10 @@ class TensorBoard(Callback):
         self._open(training.step + 1)
 
     def _open(self, purge_step: int | None) -> None:
-        """Open an event file; TensorBoard then hides older events from `purge_step` on (None: it hides none)."""
+        """Open an event file; TensorBoard then hides older events from `purge_step` on (None: it hides none).
+
+        Raises BadSettings if the package is missing.
+        """
         try:
             from torch.utils.tensorboard import SummaryWriter  # late: an optional package, and slow to import
         except ImportError as error:

@@ -1,6 +1,6 @@
-"""Measure how the time of a step is divided over its phases, without waiting for the GPU.
+"""Measure a step's time by phase; a `Spent` is a pair: seconds by phase, and seconds that passed by the clock.
 
-`Spent` is a pair: the seconds by phase, and the seconds that passed by the clock, both without validation.
+The GPU is not waited for. Both parts of `Spent` are without validation.
 """
 
 import time
@@ -29,10 +29,13 @@ class Phases(Protocol):
         """
 
     def so_far(self) -> Spent:
-        """Return the pair that `take` would return now, by the host's clock alone, and continue counting."""
+        """Return the seconds by phase, and those passed, that `take` would return now, and continue counting.
+
+        Only the host's clock is read.
+        """
 
     def go_on_from(self, spent: Spent) -> None:
-        """Continue counting as if the seconds in `spent` had passed before."""
+        """Continue counting as if `spent`, a result of `take`, had passed before."""
 
 
 class HostPhases:
@@ -60,12 +63,12 @@ class HostPhases:
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
-        """Return the pair that `take` would return now, and continue counting."""
+        """Return the seconds by phase, and those passed, that `take` would return now, and continue counting."""
         seconds = dict(self._seconds)
         return seconds, self._clock() - self._taken - seconds.pop(VALIDATION, 0.0)
 
     def go_on_from(self, spent: Spent) -> None:
-        """Continue counting as if the seconds in `spent` had passed before."""
+        """Continue counting as if `spent`, a result of `take`, had passed before."""
         seconds, passed = spent
         self._taken -= passed
         for phase, spent_s in seconds.items():
@@ -116,14 +119,17 @@ class DevicePhases:
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
-        """Return the pair that `take` would return now, by the host's clock alone, and continue counting."""
+        """Return the seconds by phase, and those passed, that `take` would return now, and continue counting.
+
+        Only the host's clock is read.
+        """
         seconds, passed = self._host.so_far()
         return {
             phase: seconds.get(phase, 0.0) + self._before.get(phase, 0.0) for phase in seconds | self._before
         }, passed
 
     def go_on_from(self, spent: Spent) -> None:
-        """Continue counting as if the seconds in `spent` had passed before."""
+        """Continue counting as if `spent`, a result of `take`, had passed before."""
         self._before, passed = spent
         self._host.go_on_from(({}, passed))
 

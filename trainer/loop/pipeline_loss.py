@@ -146,7 +146,8 @@ class Piped:
     def _named_values(self, function: Function, data: Any, output: Tensor | None) -> Mapping[str, Any]:
         """Return the named values of one function on all ranks; the last stage computes them from the model's `output`.
 
-        `output` is None on other stages.
+        `output` is None on other stages. Raises TrainerError on all ranks if the values are not given by name, or one
+        is a metric object.
         """
         values: Mapping[str, Any] = {}
         problem = ""
@@ -189,7 +190,8 @@ class Piped:
         """Return on all ranks one answer, merged from `answers`, those for the parts of a batch.
 
         Only the last stage has them; other stages pass an empty list. Without `known`, the answer has only the count,
-        and nothing is sent if there is none.
+        and nothing is sent if there is none. Raises TrainerError if the names of the values are not those of the first
+        answer.
         """
         pipeline = self._pipeline
         if self._shape is None:

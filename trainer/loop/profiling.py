@@ -31,15 +31,15 @@ class MarkedPhases:
         _mark(phase)
 
     def take(self) -> Spent:
-        """Return the seconds that the inner stopwatch's `take` returns, and begin again at 0."""
+        """Return the inner stopwatch's seconds by phase, and those passed, and begin again at 0."""
         return self._phases.take()
 
     def so_far(self) -> Spent:
-        """Return the seconds that the inner stopwatch's `so_far` returns, and continue counting."""
+        """Return the inner stopwatch's seconds by phase, and those passed, and continue counting."""
         return self._phases.so_far()
 
     def go_on_from(self, spent: Spent) -> None:
-        """Continue counting as if the seconds in `spent` had passed before."""
+        """Continue counting as if `spent`, a result of `take`, had passed before."""
         self._phases.go_on_from(spent)
 
 

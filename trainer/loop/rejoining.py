@@ -31,7 +31,8 @@ def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str
     """Bring all ranks, in new process groups, to the step from which the training continues; all ranks call it.
 
     `snapshots` has this rank's saved states. Returns the step and its number of samples (None: before the first step),
-    or, as text, why all ranks have to load a checkpoint or snapshot.
+    or, as text, why all ranks have to load a checkpoint or snapshot. Raises DistBackendError if a state is gone or does
+    not fit in memory.
     """
     world = loop.training.world
     snapshots.find(loop)
@@ -61,7 +62,7 @@ def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> di
     """Bring each rank's whole model to the agreed step: ranks that lack it receive it, others restore a snapshot.
 
     Returns the values of the Loop's fields as of that step, by field name. All ranks call it; it is for strategies in
-    which each rank has the whole model.
+    which each rank has the whole model. Raises DistBackendError if this rank has no snapshot.
     """
     world, subjects = loop.training.world, loop.checkpointer.subjects
     if world.rank in agreed.receivers:
@@ -85,7 +86,8 @@ def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> di
 def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
     """Restore this rank's shards as of the agreed step in the rebuilt model, from its own memory or another rank's.
 
-    Returns the values of the Loop's fields as of that step, by field name. All ranks call it.
+    Returns the values of the Loop's fields as of that step, by field name. All ranks call it. Raises DistBackendError
+    if the shards are not of that step.
     """
     world = loop.training.world
     for sender in dict.fromkeys(one for one, _ in agreed.shards_sent):
@@ -106,6 +108,7 @@ def _send_copied_states(loop: Loop, snapshots: StepSnapshots, agreed: Agreement,
 
     All ranks call it. `agreed` has the step, and for each lost state these two ranks. `start` names the start of the
     ranks in which the state was saved, such as `a0001.g0002`: the second start of the ranks in the run's first attempt.
+    Raises DistBackendError if there is no memory for a state.
     """
     world = loop.training.world
     for holder, rank in agreed.copies_sent:
@@ -121,7 +124,8 @@ def _send_copied_states(loop: Loop, snapshots: StepSnapshots, agreed: Agreement,
 def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str, Any]) -> None:
     """Set the Loop's fields to `values`, by field name, and restore this rank's own state of `step` from `snapshots`.
 
-    The own state is its buffers, summed losses and random generators. Raises DistBackendError if it is gone.
+    The own state is its buffers, summed losses and random generators. All ranks call it. Raises DistBackendError if the
+    state is gone.
     """
     state = snapshots.rank_states.read(step) if snapshots.rank_states is not None else None
     if state is None:

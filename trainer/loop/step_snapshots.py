@@ -94,8 +94,7 @@ class StepSnapshots:
 
     @property
     def may_resize(self) -> bool:
-        """Whether another number of ranks may continue after a kill: launch allows it, and nodes have all parameters
-        each.
+        """Whether launch allows another number of ranks to continue after a kill, and each node has all parameters.
 
         It is False unless the user asked for recovery in place, as a script may have used the number of ranks itself.
         """
@@ -167,8 +166,8 @@ class StepSnapshots:
     def keep_copied_state(self, loop: Loop, start: str, step: int, data: bytes) -> bool:
         """Save `data`, this rank's state of `step`, which was lost with a node and came from the rank with a copy.
 
-        `start` names the launch of the ranks in which the state was saved; `loop` gives this rank's number. Returns
-        False if there is no memory for it. Raises OSError.
+        `start` names the start of the ranks in which the state was saved, as `_start_name` does; `loop` gives this
+        rank's number. Returns False if there is no memory for it. Raises OSError.
         """
         self.rank_states = RankStateFile.begin(self._path(loop.training.world), start)
         return self.rank_states.write(step, data)
@@ -271,7 +270,7 @@ class StepSnapshots:
         return RankReport(start, step, rank_states, copy_steps=kept, old_place=self.old_place)
 
     def _start_name(self) -> str:
-        """Return a name for this launch of the ranks, such as `a0001.g0002` for attempt 1 and generation 2."""
+        """Return a name for this start of the ranks: the second in the run's first attempt is `a0001.g0002`."""
         return f"a{self.launched.attempt:04d}.g{self.launched.generation:04d}"
 
     def _path(self, world: World) -> Path:

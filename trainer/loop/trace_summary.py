@@ -58,7 +58,8 @@ class Collective:
 class Traced:
     """The times of one rank's traced steps in seconds: `seconds` in all, and in `phases` by phase of a step.
 
-    Phases include exposed collectives and packing. `packing` is the time spent on copies for messages, by phase.
+    Phases include packing, and collectives while nothing was computed. `packing` is the time spent on copies for
+    messages, by phase.
     """
 
     seconds: float
@@ -144,10 +145,11 @@ def _exposed(
     laps: Sequence[tuple[float, str]],
     gap_s: float = _LEAST_GAP_S,
 ) -> list[tuple[Mapping[str, Any], list[Span]]]:
-    """Return each collective of `calls`, a trace's events, with the spans in which it was exposed.
+    """Return each collective of `calls`, a trace's events, with the spans in which its rank computed nothing.
 
-    Time in which several collectives are exposed counts for the first. `works` are the spans of computation; gaps up to
-    `gap_s` seconds between them do not count. `laps` are the phase marks: when a phase ended, and its name.
+    Time in which several collectives are exposed in this way counts for the first. `works` are the spans of
+    computation; gaps up to `gap_s` seconds between them do not count. `laps` are the phase marks: when a phase ended,
+    and its name.
     """
     found, covered = [], laps[0][0]
     for call in sorted(calls, key=lambda one: float(one["ts"])):
@@ -162,14 +164,17 @@ def _exposed(
 
 
 def _collective(call: Mapping[str, Any], shown: Sequence[Span], phase: str) -> Collective:
-    """Return the Collective of a trace event (`call`) in this phase; `shown` are the spans in which it was exposed."""
+    """Return the Collective of a trace event (`call`) in this phase.
+
+    `shown` are the spans of it in which the rank computed nothing.
+    """
     name = call["name"].removeprefix(_OF_CPU)
     begin, end = _span(call)
     return Collective(name, _sent(call.get("args", {})), end - begin, sum(b - a for a, b in shown), phase)
 
 
 def _middle(spans: Sequence[Span], call: Mapping[str, Any]) -> float:
-    """Return the time in the middle of the longest of the spans in which a collective was exposed.
+    """Return the time in the middle of the longest of `spans`, in which a rank only waited for a collective.
 
     If there is none, it is the middle of the collective's own trace event (`call`).
     """

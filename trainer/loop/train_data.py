@@ -73,7 +73,7 @@ def train_data(settings: Settings, dataset: Any, collate: Callable[[list[Any]], 
 
 
 def epoch_samples(settings: Settings, dataset: Any, data: TrainData) -> int | None:
-    """Return the samples of a whole epoch, or None if they are known only at its end."""
+    """Return the number of samples in a whole epoch, or None if it is known only at its end."""
     if is_iterable(dataset) or data.steps_per_epoch is None:
         return None
     return min(data.steps_per_epoch * settings.batch_size, len(dataset))

@@ -255,7 +255,8 @@ class Trainer:
         """Return the values on the validation data by name, with the weights of the newest complete checkpoint.
 
         Without a checkpoint, the model is validated as it is. The checkpoint folder is not changed, so the training may
-        run at the same time. `world` is the ranks to use; None: all that were started together.
+        run at the same time. `world` is the ranks to use; None: all that were started together. Raises BadSettings
+        without validation data.
         """
         with self._world(world) as here, self._loop(here) as loop:
             if loop.evaluation is None:
@@ -288,7 +289,7 @@ class Trainer:
         The weights are those of the newest complete checkpoint, with `best` of the best one, or of `step`; without a
         checkpoint, those that the model has. By default `answer` calls the model with a batch that is a tensor, with
         the first part of a tuple or list, and with the names of a dict. `world` is the ranks to use; None: all that
-        were started together.
+        were started together. Raises BadSettings with pipeline stages, or for a stream on several ranks.
         """
         refuse_no_data_set(data=data)
         with self._world(world) as here, self._loop(here) as loop:
@@ -313,7 +314,7 @@ class Trainer:
         With `best` they are those of the best checkpoint, or those of `step`. Without a checkpoint the model is tested
         as it is. Values are named `test_loss`, … and written at the checkpoint's step. They are measured as in a
         validation, and nothing in the checkpoint folder changes. `world` is the ranks to use; None: all that were
-        started together.
+        started together. Raises BadSettings if there is neither a loss function nor metrics.
         """
         refuse_no_data_set(several=True, data=data)
         if self._validated_loss is None and self._metrics is None:
@@ -396,7 +397,8 @@ class Trainer:
         """Make the Loop with all its parts for the context, without loading weights.
 
         With `trains`, a pipeline may measure its cut; with `restored`, a state will be loaded into the Loop, so that
-        first weights need not be drawn.
+        first weights need not be drawn. Raises BadSettings if parts do not go together, such as a ReduceLROnPlateau
+        without validation data.
         """
         settings = self.settings
         refuse_unfit_batch(settings, world)

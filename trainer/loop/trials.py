@@ -39,7 +39,10 @@ def trial_settings(settings: Settings) -> Settings:
 
 
 def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> Dataset[Any] | DataLoader[Any]:
-    """Return only the samples of the first `overfit_batches` batches, or all data if that setting is None."""
+    """Return only the samples of the first `overfit_batches` batches, or all data if that setting is None.
+
+    Raises BadSettings for a loader, or a stream of which ranks see different parts.
+    """
     if settings.overfit_batches is None:
         return data
     if is_loader(data):

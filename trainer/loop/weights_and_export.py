@@ -44,7 +44,7 @@ def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *
     """Load the newest complete checkpoint's weights, with `best` the best one's, or those of `step`.
 
     If there is no checkpoint, load the weights given to begin with (`start`), if any. With EMA the averages are loaded
-    or begun as well.
+    or begun as well. All ranks call it.
     """
     folder, world, module = loop.checkpointer.folder, loop.training.world, loop.strategy.module
     if step is not None or best or call_on_first(world, lambda: bool(catalog.entries(folder))):
@@ -61,7 +61,7 @@ def export_checkpoint(
 
     Returns a description of the export, the same on all ranks, which all call it. `shape` has the options of the
     export: types, sizes of files, overwriting. If `module` is a Hugging Face model and `target` a folder, the model's
-    configuration is written into it.
+    configuration is written into it. Raises TrainerError if the export fails.
     """
 
     def write() -> Written:

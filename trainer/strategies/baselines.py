@@ -81,7 +81,8 @@ def place_on_devices(module: nn.Module, blocks: Sequence[nn.Module], many: int, 
 
     Each device gets equally many blocks, and a layer outside of blocks goes with the block before it. The output is on
     `first`, where the loss is. One device works at a time while the others wait, which is what is measured. A CPU is
-    one device; each part gets as many cores as a rank would, so that it is as fast as a rank.
+    one device; each part gets as many cores as a rank would, so that it is as fast as a rank. Raises BadSettings if
+    there are fewer GPUs or blocks.
     """
     if first.type == "cuda":
         others = [index for index in range(torch.cuda.device_count()) if index != first.index]

@@ -59,7 +59,8 @@ def build(
     ranks, by default the model's own plan. `cuts`: the interface to cut a pipeline by measured time (None: it is not
     measured). `restored`: a checkpoint is about to replace the weights. If all ranks pass it and nothing else depends
     on the weights, they are not initialised, and the strategy is `deferred`. A rank that joins others gets their
-    weights and decides alone. `made`: the model, if it was made without weights before.
+    weights and decides alone. `made`: the model, if it was made without weights before. Raises BadSettings for
+    settings, a model or optimizers that do not go together.
     """
     check(settings, world)
     if own_step and world.ranks_per_replica > 1:
@@ -169,9 +170,9 @@ def build_for_evaluation(
 ) -> EvaluatedModel:
     """Return the model for evaluation: in stages, divided and sharded as the settings say, or whole.
 
-    `tp_plan` says how layers are divided, `cuts` where stages begin; None: as the model itself says. All ranks call it.
-    With a sharded or divided model, all ranks must call the model together and equally often. The output of a divided
-    model is whole on each rank.
+    `tp_plan` says how layers are divided (None: as the model itself says). `cuts` is the interface to cut a pipeline by
+    measured time (None: it is cut by layers). All ranks call it. With a sharded or divided model, all ranks must call
+    the model together and equally often. The output of a divided model is whole on each rank.
     """
     if settings.strategy not in SHARDS and world.ranks_per_replica == 1:
         return EvaluatedModel((model if isinstance(model, nn.Module) else model()).to(world.device).eval())
@@ -224,7 +225,8 @@ def _make_module(
 ) -> tuple[nn.Module, dict[str, Tensor] | None]:
     """Return the model and None; or, with `by_parts`, the model without data, and this rank's rows of each parameter.
 
-    Without data means that the parameters are on the meta device. The rows are given by parameter name.
+    Without data means that the parameters are on the meta device. The rows are given by parameter name. Raises
+    BadSettings if `by_parts` is set and `model` is no function.
     """
     if not settings.by_parts:
         return (model if isinstance(model, nn.Module) else model()), None
@@ -254,7 +256,10 @@ def _check_module(module: nn.Module) -> None:
 
 
 def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list[nn.Module]:
-    """Return the blocks that are sharded, recomputed or compiled separately; an empty list if nothing needs them."""
+    """Return the blocks that are sharded, recomputed or compiled separately; an empty list if nothing needs them.
+
+    Raises BadSettings if there is no block to recompute.
+    """
     by_blocks = (
         settings.activation_checkpointing or settings.strategy in SHARDS or (settings.compile and world.stages > 1)
     )
@@ -316,7 +321,7 @@ def _divide_layers(
 ) -> _Division | None:
     """Divide the layers over tensor-parallel ranks; return None without tensor parallelism.
 
-    `plan` is the user's; without it the model's own is used.
+    `plan` is the user's; without it the model's own is used. Raises BadSettings for a plan without tensor parallelism.
     """
     if world.tp_size == 1:
         if plan and not settings.mesh:

@@ -81,7 +81,10 @@ def _kind(func: Any) -> _Kind:
 
 
 class WeightsWanted(BaseException):
-    """Raised if something depends on skipped weights; a BaseException, so that model code does not catch it."""
+    """Raised if something depends on weights that were not initialised.
+
+    It is a BaseException, so that model code does not catch it.
+    """
 
 
 class _DeferredInit(TorchDispatchMode):
@@ -220,7 +223,7 @@ def _replaced(module: nn.Module) -> set[int]:
 
 
 def _values(args: Any, kwargs: Any) -> Iterator[Any]:
-    """Yield an operation's arguments, lists taken apart."""
+    """Yield an operation's arguments, and the items of lists in place of the lists."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, list | tuple):
             yield from value

@@ -48,7 +48,10 @@ def _each(
     casting: Casting,
     recomputed: Collection[nn.Module],
 ) -> Iterator[float]:
-    """Yield the seconds of each part, the median of several passes; the parameters are those of `part_times`."""
+    """Yield the seconds of each part, the median of several passes; the parameters are those of `part_times`.
+
+    Raises BadSettings if a part cannot be measured.
+    """
     given = sample.inputs.to(device)
     for place, (name, part) in enumerate(parts):
         loss_of = sample.loss_of if place == len(parts) - 1 else None

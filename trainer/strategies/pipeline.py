@@ -79,7 +79,7 @@ class Pipeline:
     _groups: dict[tuple[int, ...], dist.ProcessGroup]  # by such ranks, if several have a parameter
     _around: Callable[[], AbstractContextManager[None]] = nullcontext  # forward and backward passes
     _in_common: list[tuple[nn.Parameter, dist.ProcessGroup]] = field(default_factory=list)  # with other stages
-    _counted: set[int] = field(default_factory=set)  # parameters that count here in a norm over all stages
+    _counted: set[int] = field(default_factory=set)  # ids of parameters that count here in a norm over all stages
     _scaler: GradScaler | None = None  # of losses, in fp16
     _loss_of: LossOf | None = None
     _schedules: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # torch's, by shape of a batch
@@ -146,7 +146,8 @@ class Pipeline:
     def train(self, inputs: Tensor, loss_of: LossOf) -> None:
         """Run all forward and backward passes of a batch, whose inputs are the same on all ranks.
 
-        `loss_of(output, number)` returns the loss of a micro-batch, and is called on the last stage.
+        `loss_of(output, number)` returns the loss of a micro-batch, and is called on the last stage. All ranks of the
+        pipeline call it.
         """
         self._loss_of = loss_of
         try:
@@ -196,7 +197,10 @@ class Pipeline:
         return numbers
 
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Reduce a step's gradients over stages that share a parameter, and over ranks with the same stage."""
+        """Reduce a step's gradients over stages that share a parameter, and over ranks with the same stage.
+
+        All ranks call it.
+        """
         for parameter in parameters:
             if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):  # it may be a part of a sum
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
@@ -308,7 +312,10 @@ class Pipeline:
         return one(stages[0], micros, **how)
 
     def _scaled_loss(self, output: Tensor, number: Tensor) -> Tensor:
-        """Return the loss of micro-batch `number` from the last stage's `output`, scaled for fp16."""
+        """Return the loss of micro-batch `number` from the last stage's `output`, scaled for fp16.
+
+        Raises RuntimeError outside of `train`.
+        """
         if self._loss_of is None:
             raise RuntimeError("a loss is asked for outside of a step")
         loss = self._loss_of(output, int(number))

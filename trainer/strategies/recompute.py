@@ -117,7 +117,8 @@ def _copied(buffers: Buffers) -> Buffers:
 def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterator[None]:
     """Put the buffers in `before` into their modules inside the context, and restore the present ones after it.
 
-    No buffer's memory is written, as autograd may have saved it. `inner` is another context, entered inside.
+    No buffer's memory is written, as autograd may have saved it. `inner` is another context, entered inside. Known
+    errors of torch in it are raised as TrainerError with a hint.
     """
     now = [(part, name, getattr(part, name)) for part, name, _ in before]
     _place(before)

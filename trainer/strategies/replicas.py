@@ -28,7 +28,8 @@ _UNUSED = (
 def replicated(module: nn.Module, world: World, settings: StrategySettings, *, deferred: bool = False) -> Wrapped:
     """Wrap the model in DistributedDataParallel, unless the world has one rank; all ranks call it.
 
-    With `deferred` all ranks are about to load the same weights, so that rank 0 need not send its own.
+    With `deferred` all ranks are about to load the same weights, so that rank 0 need not send its own. Raises
+    BadSettings for fp16 with the baseline `master`.
     """
     if world.size == 1:
         return Wrapped(module)
@@ -139,7 +140,7 @@ def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) ->
     """Wrap the model in nn.DataParallel: one process, with a thread and a copy of the model per GPU.
 
     `dtype` is that of autocast in the threads, or None. Without a GPU the model is called as it is, as nn.DataParallel
-    does.
+    does. Raises BadSettings if there are fewer GPUs than the baseline asks for.
     """
     if world.device.type != "cuda":
         return Wrapped(module)

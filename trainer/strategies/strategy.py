@@ -268,7 +268,7 @@ def _gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def number_of(norm: Tensor) -> float:
-    """Return the norm that `Strategy.step` returned as a float.
+    """Return, as a float, the norm that `Strategy.step` returned.
 
     All ranks call it or none, as they may communicate.
     """

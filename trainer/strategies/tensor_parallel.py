@@ -162,7 +162,8 @@ def _indivisible(name: str, part: nn.Module, style: str, ranks: int) -> str:
 def _keep_whole(name: str, part: nn.Module, mesh: DeviceMesh) -> None:
     """Keep the layer `part`, called `name`, whole on each rank.
 
-    Its parameters become DTensors on the mesh, as optimizers and norms need them.
+    Its parameters become DTensors on the mesh, as optimizers and norms need them. Raises BadSettings if the layer has
+    layers inside.
     """
     if any(True for _ in part.children()):
         own = next(key for key, _ in part.named_parameters(recurse=False))

@@ -61,7 +61,8 @@ class Turns:
         """Step the optimizer `name` if this is the step's last micro-batch; all ranks call it in the same order.
 
         Gradients are reduced over ranks here, clipped, and dropped. The weights do not change if a gradient is not
-        finite, and nothing is done if no rank has a gradient.
+        finite, and nothing is done if no rank has a gradient. Raises TrainerError for an unknown name, or if the
+        optimizer was already stepped in this step.
         """
         optimizer = self._optimizer(name)
         if name in self._stepped:

@@ -33,7 +33,10 @@ _PREDICTED_AT_ONCE = 16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Run the command and return its exit code.
+
+    Raises BadSettings for options that do not go together.
+    """
     options = parse(argv)
     settings = settings_of(options, steps=_STEPS)
     shape = _shape(options)

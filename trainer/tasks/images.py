@@ -111,7 +111,10 @@ def _rand_augment(wanted: ImageOptions) -> list[Any]:
 
 
 def _generated(wanted: ImageOptions) -> Images:
-    """Return images of stripes that are generated on the fly."""
+    """Return images of stripes that are generated on the fly.
+
+    Raises BadSettings for a count below 1.
+    """
     if min(wanted.train_images, wanted.validation_images) < 1:
         raise BadSettings("--train-images, --validation-images: expected at least 1")
     pixels, end = wanted.pixels or _GENERATED_PIXELS, wanted.train_images
@@ -152,7 +155,8 @@ def _in_memory(
 def _image_folder(root: Path, pixels: int, more: list[Any]) -> Images:
     """Return the images in `root/train/CLASS/*` and `root/val/CLASS/*`, the layout of ImageNet.
 
-    `more` are further transforms for training.
+    `more` are further transforms for training. Raises BadSettings if a folder is missing, or the two differ in their
+    classes.
     """
     crop = [v2.ToImage(), v2.RandomResizedCrop(pixels), v2.RandomHorizontalFlip()]
     seen = v2.Compose([*crop, *more, *_to_numbers(_IMAGENET)])
@@ -188,7 +192,7 @@ class ServedInputs:
 def served_inputs(wanted: ImageOptions) -> ServedInputs:
     """Return the form of a served model's inputs, without reading images.
 
-    For a folder of images the folders of its classes must exist, as they name the classes.
+    For a folder of images the folders of its classes name the classes. Raises BadSettings if they are missing.
     """
     pixels, root = wanted.pixels, wanted.root
     if wanted.kind == "generated":

@@ -74,7 +74,7 @@ def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
 def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
     """Predict on all ranks and return 0 once the file `out` is written, or 75 (to be resumed) if asked to stop.
 
-    `checkpoint` is the text of `--checkpoint`.
+    `checkpoint` is the text of `--checkpoint`. Raises BadSettings for a precision other than fp32 and bf16.
     """
     settings = prediction.settings
     if settings.precision not in ("fp32", "bf16"):
@@ -91,7 +91,10 @@ def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
 
 
 def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop: StopRequest) -> int:
-    """Predict on the ranks of `world` and return the exit code; `wanted` is the text of `--checkpoint`."""
+    """Predict on the ranks of `world` and return the exit code; `wanted` is the text of `--checkpoint`.
+
+    All ranks call it.
+    """
     leaders = leaders_of(world, apart=Launched.from_environment().disks_apart)
     checkpoint = checkpoints_at(wanted, world, leaders)
     seed_all(prediction.settings.seed)  # ranks that make a model by parts have to make the same one

@@ -106,7 +106,7 @@ def loss_with(smoothing: float) -> Callable[[nn.Module, Pair], tuple[Tensor, dic
     """Return a loss function: cross entropy with label smoothing, and the accuracy.
 
     A mixed label counts as its larger part. Labels are smoothed in training only, so that validations can be compared
-    with other trainings.
+    with other trainings. Raises BadSettings for a `smoothing` of 1 or more.
     """
     if smoothing >= 1:
         raise BadSettings(f"--label-smoothing: expected a share below 1, got {smoothing:g}")

@@ -77,7 +77,7 @@ def open_text(path: Path | None, *, length: int) -> Text:
 def python_library(limit: int = _DEFAULT_BYTES) -> Tensor:
     """Return the sources of the modules that come with this Python as bytes, in the order of their names.
 
-    At most `limit` bytes are returned.
+    At most `limit` bytes are returned. Raises BadSettings if there are no sources.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     parts: list[bytes] = []
