@@ -187,7 +187,7 @@ class LoaderBatches:
             yield Batch(data, count, count * sharing.world_size / total, number == len(parts), total, ())
 
     def _seed_for(self, what: int, epoch: int, done: int) -> None:
-        """Seed the generators for this rank at a position.
+        """Seed the generators for this rank at the position after `done` samples of `epoch`.
 
         `what` is a number that differs between opening the loader and reading it.
         """

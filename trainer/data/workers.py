@@ -240,9 +240,9 @@ def _send(answers: Any, answer: tuple[Any, Exception | None, str]) -> None:
 
 
 def _listen(tasks: Any, waiting: "queue.SimpleQueue[Any]") -> None:
-    """Read tasks from the pipe as soon as they come, so that the rank never blocks on a busy worker.
+    """Read tasks from the pipe as soon as they come and put them into `waiting`, with None at the end.
 
-    The process exits if the rank is gone.
+    The rank then never blocks on a busy worker. The process exits if the rank is gone.
     """
     try:
         while (task := tasks.recv()) is not None:
@@ -325,5 +325,5 @@ def _fits(tensor: torch.Tensor) -> bool:
 
 
 def _unpickled(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the tensor that was pickled by value."""
+    """Return the tensor that was pickled by value, from its bytes (`content`), type and shape."""
     return torch.frombuffer(bytearray(content), dtype=dtype).view(shape)

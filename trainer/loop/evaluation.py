@@ -184,7 +184,7 @@ class Evaluation:
         return sums, objects
 
     def _values(self, data: Any, samples: int) -> Mapping[str, Sum | tuple[Any, ...]]:
-        """Call the loss and metrics functions with one batch of `samples` samples, and return their values by name.
+        """Call the loss and metrics functions with the batch `data` of `samples` samples; return their values by name.
 
         A value is a number, a pair of sum and count, or a metric object with its arguments.
         """
@@ -270,7 +270,7 @@ def answer_alone(model: nn.Module, batch: Any) -> Any:
 
 
 def _losses(loss: LossFunction | None, samples: int, model: nn.Module, data: Any) -> Mapping[str, Sum]:
-    """Return by name the sum and count of each loss value of a batch of `samples` samples.
+    """Return by name the sum and count of each loss value of the batch `data` of `samples` samples.
 
     Returns an empty dict without a loss function.
     """

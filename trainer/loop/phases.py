@@ -29,7 +29,7 @@ class Phases(Protocol):
         """
 
     def so_far(self) -> Spent:
-        """Return the seconds by phase, and those passed, that `take` would return now, and continue counting.
+        """Return the seconds by phase and by the clock that `take` would return now, and continue counting.
 
         Only the host's clock is read.
         """
@@ -63,7 +63,7 @@ class HostPhases:
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
-        """Return the seconds by phase, and those passed, that `take` would return now, and continue counting."""
+        """Return the seconds by phase and by the clock that `take` would return now, and continue counting."""
         seconds = dict(self._seconds)
         return seconds, self._clock() - self._taken - seconds.pop(VALIDATION, 0.0)
 
@@ -119,7 +119,7 @@ class DevicePhases:
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
-        """Return the seconds by phase, and those passed, that `take` would return now, and continue counting.
+        """Return the seconds by phase and by the clock that `take` would return now, and continue counting.
 
         Only the host's clock is read.
         """

@@ -146,8 +146,8 @@ class Piped:
     def _named_values(self, function: Function, data: Any, output: Tensor | None) -> Mapping[str, Any]:
         """Return the named values of one function on all ranks; the last stage computes them from the model's `output`.
 
-        `output` is None on other stages. Raises TrainerError on all ranks if the values are not given by name, or one
-        is a metric object.
+        `data` is the batch; `output` is None on other stages. Raises TrainerError on all ranks if the values are not
+        given by name, or one is a metric object.
         """
         values: Mapping[str, Any] = {}
         problem = ""
@@ -172,7 +172,10 @@ class Piped:
         return values
 
     def answered(self, function: Function, data: Any) -> Any:
-        """Return the result of a function for a batch, without gradients, on the last stage; None elsewhere."""
+        """Return the result of a function for the batch `data`, without gradients, on the last stage; None elsewhere.
+
+        All ranks of the pipeline call it.
+        """
         output = self._pipeline.ask(self._inputs(function, data, training=False))
         if output is None:
             return None
@@ -180,9 +183,9 @@ class Piped:
             return function(_ReplayOutput(output), data)
 
     def _inputs(self, function: Function, data: Any, *, training: bool) -> Tensor:
-        """Run the function until it calls the model; return the tensor that it passes, the same on all ranks.
+        """Run the function on the batch `data` until it calls the model; return the tensor that it passes.
 
-        `training` is the mode of the model that the function gets.
+        That is the same on all ranks. `training` is the mode of the model that the function gets.
         """
         return _model_input(function, data, self._pipeline.casting, self._device, training=training)
 
@@ -219,7 +222,7 @@ def _model_input(
     function: Function, data: Any, casting: Callable[[], AbstractContextManager[None]], device: torch.device, *,
     training: bool,
 ) -> Tensor:  # fmt: skip
-    """Return the tensor that a function calls the model with, the same on all ranks.
+    """Return the tensor with which a function calls the model for the batch `data`, the same on all ranks.
 
     `casting` returns the context to call the function in, and `training` is the mode of the model that it gets. Raises
     TrainerError if the function never calls the model, calls it with anything else, or draws random numbers first.
@@ -288,7 +291,10 @@ def _number(value: Any, device: torch.device) -> Tensor:
 
 
 def _parts(data: Any, samples: int, many: int) -> list[Any]:
-    """Return the batch in `many` equal parts. Raises TrainerError unless it consists of tensors of `samples` items."""
+    """Return the batch `data` in `many` equal parts.
+
+    Raises TrainerError unless it consists of tensors of `samples` items.
+    """
     for leaf in tree_flatten(data)[0]:
         if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != samples:
             raise TrainerError(

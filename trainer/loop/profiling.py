@@ -31,11 +31,11 @@ class MarkedPhases:
         _mark(phase)
 
     def take(self) -> Spent:
-        """Return the inner stopwatch's seconds by phase, and those passed, and begin again at 0."""
+        """Return the inner stopwatch's seconds by phase and by the clock, and begin again at 0."""
         return self._phases.take()
 
     def so_far(self) -> Spent:
-        """Return the inner stopwatch's seconds by phase, and those passed, and continue counting."""
+        """Return the inner stopwatch's seconds by phase and by the clock, and continue counting."""
         return self._phases.so_far()
 
     def go_on_from(self, spent: Spent) -> None:

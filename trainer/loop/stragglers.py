@@ -75,7 +75,7 @@ class Stragglers:
         )
 
     def _slow_rank(self, line: Mapping[str, Any], step_s: float) -> int:
-        """Return the slow rank of this line, or -1 if there is none."""
+        """Return the slow rank of this line, or -1 if there is none; `step_s` is the duration of a step."""
         if "slowest_rank" not in line:
             return -1
         own = line["own_seconds"]

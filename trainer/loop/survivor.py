@@ -343,7 +343,7 @@ class Survivor:
         """Bring this rank to the step from which the training continues; all ranks call it after `rejoin`.
 
         Returns that step. Returns None if all ranks have to load a checkpoint or snapshot, which the caller then does.
-        Raises DistBackendError if neither is possible.
+        An error about another lost rank is raised as it is, any other as DistBackendError.
         """
         try:
             if self.loads and not self._may_have_replica(loop):

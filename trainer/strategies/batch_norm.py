@@ -74,7 +74,7 @@ def _normed(norm: Norm, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _update_running_statistics(norm: Norm, mean: Tensor, variance: Tensor) -> None:
-    """Count a batch and update the layer's running mean and variance; do nothing if the layer keeps none."""
+    """Count a batch of this mean and variance in the layer's running statistics; do nothing if it keeps none."""
     if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
         return
     norm.num_batches_tracked.add_(1)

@@ -109,7 +109,7 @@ def step_fused(finite: Tensor, optimizer: Optimizer) -> None:
 def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     """Step an optimizer on a GPU that is not fused; if `finite` is false, with gradients of zero.
 
-    Weights then stay finite, while momentum and weight decay still act.
+    `parameters` are the optimizer's. They stay finite then, while momentum and weight decay still act.
     """
     for parameter in parameters:
         if parameter.grad is not None:

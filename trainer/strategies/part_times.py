@@ -103,7 +103,8 @@ def _one_turn(
 ) -> tuple[float, Tensor]:
     """Return the seconds of one forward and backward pass of `call` with the input `given`, and the output.
 
-    `loss_of` makes the loss of the output; None: the backward pass starts from the output itself.
+    `loss_of` makes the loss of the output; None: the backward pass starts from the output itself. `casting` returns the
+    context of the forward pass.
     """
     given = given.detach().requires_grad_(given.is_floating_point())
     began = _now(device)

@@ -46,7 +46,10 @@ def parts_of(module: nn.Module) -> list[str]:
 
 
 def _of_sequence(prefix: str, module: nn.Module) -> Iterator[str]:
-    """Yield the names of the parts of a Sequential, with inner Sequentials replaced by their parts."""
+    """Yield the names of the parts of a Sequential, with inner Sequentials replaced by their parts.
+
+    Each name begins with `prefix`: that of the Sequential in the model, and a dot.
+    """
     for name, child in module.named_children():
         if type(child) is nn.Sequential:
             yield from _of_sequence(f"{prefix}{name}.", child)
@@ -153,7 +156,8 @@ def bubble(schedule: str, ranks: int, micros: int) -> float:
 def drawn(schedule: str, ranks: int, micros: int) -> str:
     """Return the timetable as text, one line per rank, or "" for over 8 micro-batches, which are too wide for a line.
 
-    F0 is the forward pass on the first micro-batch, B0 its backward pass.
+    F0 is the forward pass on the first micro-batch, B0 its backward pass. `schedule` is the schedule's name (such as
+    `1f1b`), `micros` the number of micro-batches.
     """
     if micros > _DRAWN:
         return ""
@@ -175,7 +179,8 @@ def drawn(schedule: str, ranks: int, micros: int) -> str:
 def picture(schedule: str, ranks: int, micros: int, stages: Sequence[str] = ()) -> str:
     """Return the timetable as SVG: forward passes blue, backward ones orange, waiting white.
 
-    `stages` are lines of text about the stages, which go below.
+    `schedule` is the schedule's name (such as `1f1b`), `micros` the number of micro-batches. `stages` are lines of text
+    about the stages, which go below.
     """
     rows = timetable(schedule, ranks, micros)
     wide = max(_LEFT + _CELL * max(map(len, rows)), _LETTER * max(map(len, stages), default=0))

@@ -41,7 +41,7 @@ def number(text: str) -> float:
 
 
 def add_schedule_options(parser: argparse.ArgumentParser, *, lr: float, weight_decay: float, warmup: int) -> None:
-    """Add the options of the optimizer and its schedule, with these defaults."""
+    """Add the options of the optimizer and its schedule, with these defaults; `warmup` is a number of steps."""
     group = parser.add_argument_group("optimizer")
     group.add_argument("--lr", type=number, default=lr, metavar="X", help=f"learning rate (default: {lr})")
     group.add_argument(

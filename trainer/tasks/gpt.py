@@ -167,7 +167,10 @@ def _prediction(settings: Settings, shape: Shape, text: Text) -> Prediction:
 
 
 def sample(shape: Shape, weights: Mapping[str, Tensor], count: int, seed: int) -> str:
-    """Return `count` bytes of text that the model generates after a line break."""
+    """Return `count` bytes of text that the transformer generates after a line break, with `seed` for its draws.
+
+    `shape` are its sizes, and `weights` its weights by name.
+    """
     model = Transformer(shape).eval()
     put_weights(model, weights)
     generator = torch.Generator().manual_seed(seed)

@@ -61,8 +61,9 @@ class Prediction:
 def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
     """Return the folder that `--checkpoint` names, after copying the checkpoint to every node's disk.
 
-    It may name a folder of checkpoints, a single one, FOLDER/best, or `newest` for the folder in which a training would
-    save. `leaders` gives for each rank the one that acts for its disk. Raises BadSettings if there is no such folder.
+    `wanted`, the option's text, names a folder of checkpoints, a single one, FOLDER/best, or `newest` for the folder in
+    which a training would save. `leaders` gives for each rank the one that acts for its disk. Raises BadSettings if
+    there is no such folder.
     """
     folder = (Launched.from_environment().checkpoint_dir or Path("checkpoints")) if wanted == "newest" else Path(wanted)
     bring_checkpoint(folder, world, leaders)
@@ -91,9 +92,9 @@ def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
 
 
 def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop: StopRequest) -> int:
-    """Predict on the ranks of `world` and return the exit code; `wanted` is the text of `--checkpoint`.
+    """Predict on the ranks of `world`, write the answers to `out`, and return the exit code; all ranks call it.
 
-    All ranks call it.
+    `wanted` is the text of `--checkpoint`. The prediction ends early, with the exit code 75, if `stop` asks for it.
     """
     leaders = leaders_of(world, apart=Launched.from_environment().disks_apart)
     checkpoint = checkpoints_at(wanted, world, leaders)
@@ -267,8 +268,8 @@ def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterato
 def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: World) -> Iterator[tuple[Any, bool]]:
     """Yield batches until all ranks are done, for a model whose forward pass all ranks do together.
 
-    Each comes with False if it is a filler for a rank without a batch. If one of the ranks with the same samples has no
-    more because it was asked to stop, the others drop theirs.
+    Each comes with True, or with False if it is a filler, made of `dataset`, for a rank without a batch. If one of the
+    ranks with the same samples has no more because it was asked to stop, the others drop theirs.
     """
     filler: tuple[Any, bool] | None = None
     together = world.replica_ranks

@@ -38,7 +38,7 @@ def table(path: Path, shards: Shards) -> Iterator[bytes]:
 def _csv(shards: Shards) -> Iterator[bytes]:
     """Yield the CSV, with a column for each name that any line has.
 
-    Values that are neither numbers nor text are written as JSON.
+    `shards()` returns an iterator over the shards' lines. Values that are neither numbers nor text are written as JSON.
     """
     names: dict[str, None] = {}
     for shard in shards():
@@ -63,7 +63,10 @@ def _cell(value: Any) -> Any:
 
 
 def _parquet(shards: Shards) -> Iterator[bytes]:
-    """Yield the Parquet file, with a row group for each shard and types that hold all values."""
+    """Yield the Parquet file, with a row group for each shard and types that hold all values.
+
+    `shards()` returns an iterator over the shards' lines.
+    """
     import pyarrow as pa  # late: an optional package
     import pyarrow.parquet as pq  # late: of that package
 
