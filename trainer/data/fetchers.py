@@ -125,8 +125,8 @@ def start_fetchers(
 ) -> Fetchers:
     """Start and return the workers that `fetching` asks for, at most `most`; without any, an InProcess.
 
-    `open_work(number)` is called in each worker and returns the function that does its tasks. `dataset` is the one that
-    they read.
+    `open_work(number)` is called in each worker and returns the function that does its tasks. `dataset` is the data set
+    that the tasks read.
     """
     if not fetching.workers:
         return InProcess(open_work(0))

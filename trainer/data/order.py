@@ -22,7 +22,8 @@ _WORD = 2**32 - 1
 class Sharing:
     """The rule by which the samples of an optimizer step are divided over micro-batches and ranks.
 
-    `batch_size` counts the samples of a step over all ranks and its `accumulate` micro-batches. `rank` is this one.
+    `batch_size` counts the samples of a step over all ranks and its `accumulate` micro-batches. `rank` is the number of
+    this rank.
     """
 
     batch_size: int  # samples of one optimizer step, over all ranks and micro-batches

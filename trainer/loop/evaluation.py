@@ -77,7 +77,7 @@ class RankBatches:
 
 
 def _own_indices(length: int, samples: int, world: World) -> list[int]:
-    """Return the indices of this rank's samples: those of every `world.dp_size`-th batch.
+    """Return the indices of this rank's samples: every `world.dp_size`-th batch, from batch `world.dp_rank` on.
 
     `length` is the number of all samples, and `samples` that of one batch.
     """

@@ -131,7 +131,7 @@ def put_back(
 
 
 def _with_inner(optimizer: Optimizer) -> list[Optimizer]:
-    """Return the optimizer in a list; if it is a ZeroRedundancyOptimizer, with the one inside, which has the state."""
+    """Return a list of the optimizer and, for a ZeroRedundancyOptimizer, the one inside it, which has the state."""
     inner = getattr(optimizer, "optim", None)
     return [optimizer, inner] if isinstance(inner, Optimizer) else [optimizer]
 

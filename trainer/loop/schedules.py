@@ -77,7 +77,10 @@ class Schedule:
             self._scheduler.step(monitored(values, monitor))
 
     def start_from(self, rate: float) -> None:
-        """Make the schedule again with the learning rate `rate` for the first group, others in their ratio to it."""
+        """Make the schedule again with the learning rate `rate` for the first parameter group.
+
+        Other groups keep the ratio of their rates to the first.
+        """
         first = self._before[0]["lr"]
         for before in self._before:
             before["lr"] = rate * (before["lr"] / first if first else 1.0)

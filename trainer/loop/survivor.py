@@ -292,10 +292,10 @@ class Survivor:
     def rejoin(self, error: Exception, strategy: Strategy | None, loop: Loop | None) -> World:
         """Cut the connections, wait for launch's message, and reconnect with the other ranks; return the new world.
 
-        `error` is the one that ended the step, or the last attempt to reconnect: it is raised again if it is not about
-        another rank, if launch sends no message, or if this rank cannot continue in place. `strategy` is the one that
-        was built, or None; it is kept in the new process groups unless models have to be rebuilt. `loop` is None if the
-        error came before there was one.
+        `error` is the error that ended the step, or the last attempt to reconnect: it is raised again if it is not
+        about another rank, if launch sends no message, or if this rank cannot continue in place. `strategy` is the
+        strategy that was built, or None; it is kept in the new process groups unless models have to be rebuilt. `loop`
+        is None if the error came before there was one.
         """
         while True:
             able = self._may_meet and (self.loads or strategy is not None)
@@ -420,7 +420,7 @@ def _tells_of_loss(error: BaseException) -> bool:
 
 
 def _chain_of(error: BaseException) -> list[BaseException]:
-    """Return the error, then the one in whose handling it was raised, and so on to the first."""
+    """Return a list: the error, then the error in whose handling it was raised, and so on to the first."""
     chain, one = [error], error.__cause__ or error.__context__
     while one is not None and one not in chain:
         chain.append(one)

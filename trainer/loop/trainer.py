@@ -311,10 +311,10 @@ class Trainer:
     ) -> dict[str, float]:
         """Return the values on test data by name, with the weights of the newest complete checkpoint.
 
-        With `best` they are those of the best checkpoint, or those of `step`. Without a checkpoint the model is tested
-        as it is. Values are named `test_loss`, … and written at the checkpoint's step. They are measured as in a
-        validation, and nothing in the checkpoint folder changes. `world` is the ranks to use; None: all that were
-        started together. Raises BadSettings if there is neither a loss function nor metrics.
+        With `best` or `step` the weights are those of the best checkpoint or of that step. Without a checkpoint the
+        model is tested as it is. Values are named `test_loss`, … and written at the checkpoint's step. They are
+        measured as in a validation, and nothing in the checkpoint folder changes. `world` is the ranks to use; None:
+        all that were started together. Raises BadSettings if there is neither a loss function nor metrics.
         """
         refuse_no_data_set(several=True, data=data)
         if self._validated_loss is None and self._metrics is None:
@@ -350,7 +350,10 @@ class Trainer:
 
     @contextmanager
     def _world(self, given: World | None) -> Iterator[World]:
-        """Join the other ranks, or use the world `given`, within this context, which gets the world."""
+        """Yield the world `given`, or join the other ranks for the context and yield theirs.
+
+        The world has the mesh that the settings ask for. A process in reserve first waits here until it becomes a rank.
+        """
         settings = self.settings
         if given is not None:
             yield on_mesh(given, settings.mesh)
@@ -479,7 +482,7 @@ class Trainer:
         return KeptCuts(self._folder, world, measure)
 
     def _strategy(self, world: World, cuts: KeptCuts | None, *, restored: bool) -> Strategy:
-        """Return the strategy with its model; a given model is wrapped once, others are made by the function each time.
+        """Return the strategy with its model: a given model is wrapped once, a function makes a new one each time.
 
         The strategy of an earlier call is kept if its ranks have met again after a kill, or if the model was given and
         the ranks are the same. With `restored`, the first weights will be replaced and need not be drawn. `cuts` is the

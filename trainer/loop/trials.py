@@ -59,9 +59,10 @@ def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> D
 
 
 def begin_dev_run(trainer: object, settings: Settings, world: World) -> None:
-    """Delete the checkpoint folder that an earlier dev run left, and have this one's deleted with the object `trainer`.
+    """Delete the checkpoint folder that an earlier dev run left.
 
-    Without the setting `fast_dev_run` it does nothing. All ranks call it.
+    This run's folder is deleted when the object `trainer` is, or the process ends. Without the setting `fast_dev_run`
+    nothing is done. All ranks call it.
     """
     if settings.fast_dev_run is None or settings.checkpoint_dir is None:
         return

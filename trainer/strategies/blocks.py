@@ -14,7 +14,7 @@ _SMALLEST_SHARE = 0.02  # of the largest block; smaller ones are not worth a mes
 
 
 def blocks_of(module: nn.Module, wanted: Choice = ()) -> list[nn.Module]:
-    """Return the blocks that `wanted` chooses, or if it is empty those found in containers.
+    """Return the blocks that `wanted` chooses, or, if `wanted` is empty, those found in containers.
 
     `wanted` has names of classes and patterns of module names (`layers.*`), or is a rule `(name, module) -> bool`.
     Containers are Sequential, ModuleList and the like; children much smaller than the largest are left out.

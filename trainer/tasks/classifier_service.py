@@ -40,7 +40,7 @@ _ANSWER: Schema = {
 def classifier_service(name: str, images: ServedInputs) -> Service:
     """Return the Service by which `launch serve` loads torchvision's classifier `name` and answers requests.
 
-    It was trained on the images that `images` describes.
+    The classifier was trained on the images that `images` describes.
     """
 
     def load(checkpoint: Path) -> nn.Module:

@@ -62,8 +62,8 @@ def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
     """Return the folder that `--checkpoint` names, after copying the checkpoint to every node's disk.
 
     `wanted`, the option's text, names a folder of checkpoints, a single one, FOLDER/best, or `newest` for the folder in
-    which a training would save. `leaders` gives for each rank the one that acts for its disk. Raises BadSettings if
-    there is no such folder.
+    which a training would save. `leaders` gives for each rank the rank that reads and writes files on its disk. All
+    ranks call it. Raises BadSettings if there is no such folder.
     """
     folder = (Launched.from_environment().checkpoint_dir or Path("checkpoints")) if wanted == "newest" else Path(wanted)
     bring_checkpoint(folder, world, leaders)
@@ -151,8 +151,8 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
 class Queue:
     """The shards that are still to do; each rank takes the next one when it is ready, so that all end together.
 
-    Among ranks that work on the same samples the first one takes a shard, and the others read its number from the
-    store, in the same order.
+    Among ranks that work on the same samples the first one takes a shard, and the others read the shard's number from
+    torch's store, in the same order.
     """
 
     def __init__(self, shards: Sequence[range], batch_size: int, world: World) -> None:

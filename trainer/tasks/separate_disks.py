@@ -27,8 +27,8 @@ def leaders_of(world: World, *, apart: bool) -> tuple[int, ...]:
 def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> None:
     """Copy the checkpoint at `wanted` to every disk, if all its files are on some of them; all ranks call it.
 
-    `leaders` gives for each rank the one that acts for its disk. Raises TrainerError on all ranks if a file could not
-    be read or written.
+    `leaders` gives for each rank the rank that reads and writes files on its disk. Raises TrainerError on all ranks if
+    a file could not be read or written.
     """
     if len(set(leaders)) == 1:
         return
@@ -98,7 +98,7 @@ def _pieces(folder: Path, held: Held, name: str, having: int, world: World) -> I
 def missing_on_all(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[range]:
     """Return the shards that are on no disk; all ranks call it.
 
-    `leaders` gives for each rank the one that acts for its disk.
+    `leaders` gives for each rank the rank that reads and writes files on its disk.
     """
     there = _there(answers, world, leaders)
     return [shard for shard in answers.shards if not any(shard in found for found in there)]
@@ -107,7 +107,7 @@ def missing_on_all(answers: Answers, world: World, leaders: tuple[int, ...]) -> 
 def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> None:
     """Copy all shards to rank 0's disk; all ranks call it.
 
-    `leaders` gives for each rank the one that acts for its disk.
+    `leaders` gives for each rank the rank that reads and writes files on its disk.
     """
     if len(set(leaders)) == 1:
         return
@@ -121,9 +121,9 @@ def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> N
 
 
 def _there(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[set[range]]:
-    """Return, by rank, the complete shards on the disk for which the rank acts; an empty set if it acts for none.
+    """Return, by rank, the complete shards on the rank's disk, or an empty set if another rank reads that disk.
 
-    `leaders` gives for each rank the one that acts for its disk. All ranks call it.
+    `leaders` gives for each rank the rank that reads and writes files on its disk. All ranks call it.
     """
     acts = leaders[world.rank] == world.rank
     return gathered(answers.whole() if acts else set(), world)
