@@ -130,7 +130,8 @@ class Sharded:
     def loaded(self, saved: Any, epoch: int, done: int) -> Turns | None:
         """Return the positions from plain values that the method `saved` returned, or None to begin the epoch again.
 
-        Raises BadSettings in the middle of an epoch if the numbers of ranks or workers differ from those saved.
+        `done` counts the samples of the epoch that are over. Raises BadSettings in the middle of an epoch if the
+        numbers of ranks or workers differ from those saved.
         """
         if saved is None:
             return None

@@ -268,7 +268,7 @@ class Loop:
     def _optimizer_step(self, batch: Batch) -> None:
         """Update weights, schedules and averages after `batch`, the last micro-batch of a step, and count the step.
 
-        The weights are not updated if the loss is a spike.
+        The weights are not updated if the loss is a spike. Raises NotFinite after too many spikes in a row.
         """
         if self.logs:
             self.rates = self.schedules.rates  # before they are scheduled again
@@ -418,7 +418,10 @@ class Loop:
         self.checkpointer.still_at(self.progress.step)
 
     def _log(self) -> None:
-        """Log the step's losses, speed and times; all ranks call it and communicate."""
+        """Log the step's losses, speed and times; all ranks call it and communicate.
+
+        Raises NotFinite after too many steps in a row that were not finite.
+        """
         sums, passed = self.phases.take()
         seconds = {phase: spent / self.steps for phase, spent in sums.items()}
         means, of_ranks = self._losses_of_step(seconds)
@@ -480,7 +483,10 @@ class Loop:
             )
 
     def _finish(self) -> None:
-        """Validate, save the end of the training, log its fingerprint, and call the callbacks."""
+        """Validate, save the end of the training, log its fingerprint, and call the callbacks.
+
+        Raises NotFinite after too many steps in a row that were not finite.
+        """
         self._refuse_to_continue()
         self._validate()
         if self.progress.ending:

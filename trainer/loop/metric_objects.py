@@ -36,7 +36,10 @@ class MetricObjects:
         return list(self._parts)
 
     def update(self, name: str, metric: Any, *args: Any) -> None:
-        """Update the metric called `name` with one batch's arguments; before a pass's first batch it is reset."""
+        """Update the metric called `name` with one batch's arguments; before a pass's first batch it is reset.
+
+        Raises TrainerError for a metric without declared state.
+        """
         if name not in self._begun:
             self._begun.add(name)
             _check(name, metric)
@@ -49,7 +52,8 @@ class MetricObjects:
     def values(self, world: World) -> dict[str, float]:
         """Return the values of all metrics, the same on all ranks, which communicate; then reset the metrics.
 
-        Each is computed on one rank, the first that has a state of the metric.
+        Each is computed on one rank, the first that has a state of the metric. Raises TrainerError for a value that is
+        not one number.
         """
         of_each = one_per_replica({name: _states(metric) for name, metric in self._parts.items()}, world)
         mine: dict[str, float] = {}

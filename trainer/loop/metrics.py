@@ -118,7 +118,10 @@ class TensorBoard(Callback):
         self._writer: SummaryWriter | None = None
 
     def on_start(self, training: Training) -> None:
-        """Open an event file that hides the events of steps after the one that the training starts from."""
+        """Open an event file that hides the events of steps after the one that the training starts from.
+
+        Raises BadSettings if the package is missing.
+        """
         # The display drops what a killed start had written of later steps.
         self._open(training.step + 1)
 
@@ -142,7 +145,10 @@ class TensorBoard(Callback):
         self._write(training.step, values)
 
     def on_test(self, training: Training, values: Values) -> None:
-        """Open an event file, write the tested values, and close it."""
+        """Open an event file, write the tested values, and close it.
+
+        Raises BadSettings if the package is missing.
+        """
         self._open(None)
         self._write(training.step, values)
         self.on_end(training)

@@ -46,7 +46,10 @@ class EarlyStopping(Callback):
         self._end_if_due(training)  # again: `patience` may have changed since
 
     def on_validation(self, training: Training, values: Values) -> None:
-        """Count validations in a row without a better value, and end the training once there are `patience` of them."""
+        """Count validations in a row without a better value, and end the training once there are `patience` of them.
+
+        Raises BadSettings if the monitored value is missing.
+        """
         self.bad = 0 if self.best.take(monitored(values, self.monitor)) else self.bad + 1
         self._end_if_due(training)
 
@@ -85,7 +88,10 @@ class BestModel(Callback):
             self._save(self.step, {self.monitor: self.best.value})
 
     def on_validation(self, training: Training, values: Values) -> None:
-        """Call `save` if the monitored value is better than all before."""
+        """Call `save` if the monitored value is better than all before.
+
+        Raises BadSettings if it is missing.
+        """
         value = monitored(values, self.monitor)
         if self.best.take(value):
             self.step = training.step

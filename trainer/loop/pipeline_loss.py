@@ -105,7 +105,7 @@ class Piped:
         """Compute the gradients of a batch, add its count to `count`, and return the loss function's answer.
 
         All ranks of the pipeline call it. `data` is the content of `batch`. With `known` the answer has all values,
-        else only the count, if there is one.
+        else only the count, if there is one. Raises TrainerError if the function or the batch does not suit a pipeline.
         """
         pipeline = self._pipeline
         inputs = self._inputs(loss, data, training=True)
@@ -131,7 +131,7 @@ class Piped:
         """Return the values of all functions for the batch `data` in one dict by name, without gradients.
 
         It is the same on all ranks, which all call it. Functions that call the model with the same tensor share one
-        forward pass.
+        forward pass. Raises TrainerError if a function does not suit a pipeline, or returns a metric object.
         """
         # Before any of them has an answer: only the last stage has one, and all have to decide alike.
         inputs = [self._inputs(one, data, training=False) for one in functions]

@@ -354,7 +354,10 @@ Settings.__init__ = _named_only(Settings.__init__)  # type: ignore[method-assign
 
 
 def add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Add one option per setting, such as `--batch-size`; `defaults` replace those of Settings."""
+    """Add one option per setting, such as `--batch-size`; `defaults` replace those of Settings.
+
+    Raises BadSettings for defaults of unknown settings.
+    """
     _refuse_unknown(defaults)
     group = parser.add_argument_group("training")
     for name, field in _FIELDS.items():

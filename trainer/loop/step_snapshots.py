@@ -111,7 +111,7 @@ class StepSnapshots:
     def find(self, loop: Loop) -> None:
         """Open the rank states that the rank before this one, which it replaces, has left in the node's memory.
 
-        Does nothing if this rank already has states.
+        Does nothing if this rank already has states. Raises OSError if launch gave no folder.
         """
         path = self._path(loop.training.world)
         if self.rank_states is None:
@@ -150,7 +150,8 @@ class StepSnapshots:
     def copy_in_new_groups(self, loop: Loop, step: int) -> None:
         """Copy this rank's state of `step` to another node again, in the process groups of `loop`.
 
-        All ranks call it once new groups are made.
+        All ranks call it once new groups are made. Raises RuntimeError if a rank with which this one exchanges copies
+        is gone.
         """
         if not self.copies_rank_states:
             return

@@ -142,7 +142,8 @@ class Trainer:
     def fit(self, world: World | None = None) -> int:
         """Train to the end and return 0, or return 75 (EX_TEMPFAIL) if asked to stop, with everything saved.
 
-        `world` is the ranks to use; None: all that were started together.
+        `world` is the ranks to use; None: all that were started together. Raises BadSettings for what cannot work
+        together, and NotFinite if too many steps in a row were not finite.
         """
         with self._world(world) as met:
             wire = Wire.from_environment()
@@ -180,7 +181,8 @@ class Trainer:
 
         Returns None if the model was made without weights and no checkpoint has any. `past` is the position in the data
         that this call of fit() had reached before a spike sent it back to a checkpoint (None: it begins). `survivor`
-        brings the state if other ranks are in the middle of the training.
+        brings the state if other ranks are in the middle of the training. Raises BadSettings for a monitored value that
+        nothing reports.
         """
         loop.begin_in_place = lambda loop: survivor.begin(loop, self.settings, self._dataset)
         if survivor.arriving and (step := survivor.arrive(loop)) is not None:

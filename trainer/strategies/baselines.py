@@ -23,17 +23,26 @@ _MASTER, _GPUS, _DEVICES = "master", "dp=", "mp="
 
 
 def has_master(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether TRAINER_BASELINE asks that one rank gathers all gradients and updates (`master`)."""
+    """Return whether TRAINER_BASELINE asks that one rank gathers all gradients and updates (`master`).
+
+    Raises BadSettings for an invalid value.
+    """
     return _asked(environ) == _MASTER
 
 
 def gpus(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many GPUs TRAINER_BASELINE asks nn.DataParallel to use; None means all of them."""
+    """Return how many GPUs TRAINER_BASELINE asks nn.DataParallel to use; None means all of them.
+
+    Raises BadSettings for an invalid value.
+    """
     return _number(_GPUS, _asked(environ))
 
 
 def devices(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return over how many devices TRAINER_BASELINE asks to spread the model's layers; None: over one."""
+    """Return over how many devices TRAINER_BASELINE asks to spread the model's layers; None: over one.
+
+    Raises BadSettings for an invalid value.
+    """
     return _number(_DEVICES, _asked(environ))
 
 

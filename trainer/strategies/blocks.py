@@ -17,7 +17,8 @@ def blocks_of(module: nn.Module, wanted: Choice = ()) -> list[nn.Module]:
     """Return the blocks that `wanted` chooses, or, if `wanted` is empty, those found in containers.
 
     `wanted` has names of classes and patterns of module names (`layers.*`), or is a rule `(name, module) -> bool`.
-    Containers are Sequential, ModuleList and the like; children much smaller than the largest are left out.
+    Containers are Sequential, ModuleList and the like; children much smaller than the largest are left out. Raises
+    BadSettings if a part of `wanted` fits no module.
     """
     if wanted:
         return chosen(module, wanted)

@@ -172,7 +172,8 @@ def build_for_evaluation(
 
     `tp_plan` says how layers are divided (None: as the model itself says). `cuts` is the interface to cut a pipeline by
     measured time (None: it is cut by layers). All ranks call it. With a sharded or divided model, all ranks must call
-    the model together and equally often. The output of a divided model is whole on each rank.
+    the model together and equally often. The output of a divided model is whole on each rank. Raises BadSettings if the
+    settings and the model do not go together.
     """
     if settings.strategy not in SHARDS and world.ranks_per_replica == 1:
         return EvaluatedModel((model if isinstance(model, nn.Module) else model()).to(world.device).eval())

@@ -34,7 +34,7 @@ def made_by_parts(make: Callable[[], nn.Module], world: World, count: int) -> tu
     """Return the model, with parameters on the meta device, and this rank's rows of each by name.
 
     All ranks call it and make the same model, with the values that `make` alone would give. Parameters are divided into
-    `count` parts.
+    `count` parts. Raises BadSettings if ranks have made different weights.
     """
     paging = _Paging(world, count)
     with _registering(paging), paging:
@@ -232,7 +232,10 @@ def bring_whole(
 
 
 def fill(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> None:
-    """Replace a sharded model's parameters on the meta device by this rank's rows on `device`."""
+    """Replace a sharded model's parameters on the meta device by this rank's rows on `device`.
+
+    `rows` are by parameter name, and are removed from the dict.
+    """
     mine = {id(parameter): rows.pop(name) for name, parameter in module.named_parameters()}
 
     def filled(tensor: Tensor) -> Tensor:

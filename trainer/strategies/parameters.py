@@ -35,6 +35,7 @@ class Parameters(list[nn.Parameter]):
         """Return parameter groups for an optimizer: one of all other parameters, then one per name pattern.
 
         Each pattern is given with its group's options; of several patterns that fit a parameter the first one counts.
+        Groups without parameters are left out. Raises BadSettings for a pattern that fits no parameter.
         """
         found: list[Group] = []
         rest = self

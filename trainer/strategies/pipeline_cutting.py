@@ -210,7 +210,8 @@ def choose_cut(
     `layers` are the parts that count as layers, and `trained` says for each part whether it has something to train. By
     time means the cut saved in `cuts`, as times differ between starts, and a cut decides the last bits of norms and
     which rank draws which numbers for dropout. Without a saved one `measure(sample)` returns each part's seconds, on
-    all ranks, and the new cut is saved. If `cuts` is None or has no sample, the model is cut by layers.
+    all ranks, and the new cut is saved. If `cuts` is None or has no sample, the model is cut by layers. Raises
+    BadSettings if the model cannot be cut into so many `stages`.
     """
     if wanted == BY_LAYERS:
         return Cut(cut_by_layers(parts, layers, stages))

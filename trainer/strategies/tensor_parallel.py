@@ -87,6 +87,7 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = Fal
     """Make every parameter of this rank a DTensor on `mesh`, whose ranks divide layers by `plan`, in place.
 
     All ranks call it and get rank 0's values. With `alike` the ranks have the same values before, and nothing is sent.
+    Raises BadSettings if layers cannot be divided so.
     """
     if not alike:
         broadcast_from_first(module.parameters())

@@ -48,7 +48,7 @@ class Turns:
     def backward(self, loss: Tensor, name: str = "", *, retain_graph: bool = False) -> None:
         """Add gradients of `loss`, the mean over the batch, to the parameters of the optimizer `name` and no others.
 
-        `retain_graph` is that of torch.autograd.backward.
+        `retain_graph` is that of torch.autograd.backward. Raises TrainerError for an unknown name.
         """
         wanted = [one for one in parameters_in(self._optimizer(name)) if one.requires_grad]
         scaler, weighted = self.strategy.scaler, loss * self._weight

@@ -79,7 +79,7 @@ def _exactly(count: int) -> Schema:
 
 
 def _reader(from_picture: Transform | None) -> Callable[[dict[str, Any]], Tensor]:
-    """Return a function that makes a tensor of a request's input.
+    """Return a function that makes a tensor of a request's input, and raises Rejected if its picture is none.
 
     `from_picture` is the transform of a picture; None: the input has numbers.
     """

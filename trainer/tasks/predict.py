@@ -95,6 +95,7 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
     """Predict on the ranks of `world`, write the answers to `out`, and return the exit code; all ranks call it.
 
     `wanted` is the text of `--checkpoint`. The prediction ends early, with the exit code 75, if `stop` asks for it.
+    Raises BadSettings if there is no folder of checkpoints, or no sample.
     """
     leaders = leaders_of(world, apart=Launched.from_environment().disks_apart)
     checkpoint = checkpoints_at(wanted, world, leaders)
