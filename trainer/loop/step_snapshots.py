@@ -202,8 +202,8 @@ class StepSnapshots:
     def _copied_losses(self, step: int) -> dict[int, list[float]]:
         """Return the losses in the copied state of that step, by the rank that had saved it.
 
-        The losses are numbers as `StepLosses.noted` returns them. The dict is empty if this rank keeps no copy of that
-        step.
+        They are a flat list, as `StepLosses.noted` returns it: sum and count of each loss of each micro-batch. The dict
+        is empty if this rank keeps no copy of that step.
         """
         if self.old_place is None or self.copies is None or step not in self.copies.kept:
             return {}

@@ -288,10 +288,11 @@ class Trainer:
     ) -> list[Any]:
         """Return the result of `answer(model, batch)` for each batch of `data`, in order, on the CPU of all ranks.
 
-        The weights are those of the newest complete checkpoint, with `best` of the best one, or of `step`; without a
-        checkpoint, those that the model has. By default `answer` calls the model with a batch that is a tensor, with
-        the first part of a tuple or list, and with the names of a dict. `world` is the ranks to use; None: all that
-        were started together. Raises BadSettings with pipeline stages, or for a stream on several ranks.
+        The weights are those of the newest complete checkpoint. `best` or `step` chooses the best checkpoint, or that
+        of a step, instead. Without a checkpoint they are those that the model has. By default `answer` calls the model
+        with a batch that is a tensor, with the first part of a tuple or list, and with the names of a dict. `world` is
+        the ranks to use; None: all that were started together. Raises BadSettings with pipeline stages, or for a stream
+        on several ranks.
         """
         refuse_no_data_set(data=data)
         with self._world(world) as here, self._loop(here) as loop:
@@ -313,10 +314,10 @@ class Trainer:
     ) -> dict[str, float]:
         """Return the values on test data by name, with the weights of the newest complete checkpoint.
 
-        With `best` or `step` the weights are those of the best checkpoint or of that step. Without a checkpoint the
-        model is tested as it is. Values are named `test_loss`, … and written at the checkpoint's step. They are
-        measured as in a validation, and nothing in the checkpoint folder changes. `world` is the ranks to use; None:
-        all that were started together. Raises BadSettings if there is neither a loss function nor metrics.
+        `best` or `step` chooses the best checkpoint, or that of a step, instead. Without a checkpoint the model is
+        tested as it is. Values are named `test_loss`, … and written at the checkpoint's step. They are measured as in a
+        validation, and nothing in the checkpoint folder changes. `world` is the ranks to use; None: all that were
+        started together. Raises BadSettings if there is neither a loss function nor metrics.
         """
         refuse_no_data_set(several=True, data=data)
         if self._validated_loss is None and self._metrics is None:
@@ -336,12 +337,12 @@ class Trainer:
         most_bytes_per_file: int | None = None, overwrite: bool = False, averaged: bool = True,
         world: World | None = None,
     ) -> Written:  # fmt: skip
-        """Write the weights of the newest complete checkpoint, with `best` of the best one, or of `step`, to `target`.
+        """Write the weights of the newest complete checkpoint to `target`, and return a description of the export.
 
-        Returns a description of the export. With `ema` the weights are averages, unless `averaged` is False. All ranks
-        call it, and the first one writes. If `target` is a folder, a Hugging Face model's configuration is written too.
-        `dtype`, `most_bytes_per_file` and `overwrite` are those of `trainer.export`; `world` is the ranks to use, None:
-        all that were started together.
+        `best` or `step` chooses the best checkpoint, or that of a step, instead. With `ema` the weights are averages,
+        unless `averaged` is False. All ranks call it, and the first one writes. If `target` is a folder, a Hugging Face
+        model's configuration is written too. `dtype`, `most_bytes_per_file` and `overwrite` are those of
+        `trainer.export`. `world` is the ranks to use; None: all that were started together.
         """
         module = self._model if isinstance(self._model, nn.Module) else self._built.module if self._built else None
         # What a dev run has made takes the place of nothing.

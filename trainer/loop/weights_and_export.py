@@ -41,10 +41,10 @@ def begin_average(loop: Loop) -> None:
 
 
 def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *, best: bool = False) -> None:
-    """Load the newest complete checkpoint's weights, with `best` the best one's, or those of `step`.
+    """Load the weights of the newest complete checkpoint into the model; all ranks call it.
 
-    If there is no checkpoint, load the weights given to begin with (`start`), if any. With EMA the averages are loaded
-    or begun as well. All ranks call it.
+    `best` or `step` chooses the best checkpoint, or that of a step, instead. If there is no checkpoint, the weights
+    given to begin with (`start`) are loaded, if any. With EMA the averages are loaded or begun as well.
     """
     folder, world, module = loop.checkpointer.folder, loop.training.world, loop.strategy.module
     if step is not None or best or call_on_first(world, lambda: bool(catalog.entries(folder))):
@@ -57,11 +57,12 @@ def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *
 def export_checkpoint(
     folder: Path, target: Path, world: World, module: nn.Module | None, shape: Shape, step: int | None, *, best: bool
 ) -> Written:
-    """Export the weights of the newest checkpoint, with `best` of the best one, or of `step`, on rank 0.
+    """Export the weights of the newest checkpoint in `folder` to `target`, on rank 0; all ranks call it.
 
-    Returns a description of the export, the same on all ranks, which all call it. `shape` has the options of the
-    export: types, sizes of files, overwriting. If `module` is a Hugging Face model and `target` a folder, the model's
-    configuration is written into it. Raises TrainerError if the export fails.
+    `best` or `step` chooses the best checkpoint, or that of a step, instead. Returns a description of the export, the
+    same on all ranks. `shape` has the options of the export: types, sizes of files, overwriting. If `module` is a
+    Hugging Face model and `target` a folder, the model's configuration is written into it. Raises TrainerError if the
+    export fails.
     """
 
     def write() -> Written:
