@@ -32,7 +32,7 @@ class LaunchMessages:
         return self._control is not None
 
     def open(self, path: Path | None) -> None:
-        """Open the pipe at `path`, unless one is open or `path` is None. Raises OSError."""
+        """Open the pipe at `path`, unless one is open or `path` is None. Raises OSError if it cannot be opened."""
         if self._control is None and path is not None:
             self._control = Control(path)
 

@@ -101,7 +101,7 @@ def _is_interval(value: Any) -> bool:
 
 
 def _validation_interval(text: str) -> int | str:
-    """Return `epoch`, `never` or the number of steps in the text. Raises ValueError."""
+    """Return `epoch`, `never` or the number of steps in the text. Raises ValueError for other text."""
     return text if text in ("epoch", "never") else int(text.removesuffix(" steps"))
 
 

@@ -69,7 +69,7 @@ class StepSnapshots:
     def begin(self, loop: Loop) -> None:
         """Start new files for the states of this rank alone, after removing those of its earlier processes.
 
-        Raises OSError.
+        Raises OSError if launch gave no folder, or earlier files cannot be removed.
         """
         numpy_draws.forget()  # what was loaded has put its state back
         self.snapshot = None
@@ -168,7 +168,8 @@ class StepSnapshots:
         """Save `data`, this rank's state of `step`, which was lost with a node and came from the rank with a copy.
 
         `start` names the start of the ranks in which the state was saved, as `_start_name` does; `loop` gives this
-        rank's number. Returns False if there is no memory for it. Raises OSError.
+        rank's number. Returns False if there is no memory for it. Raises OSError if launch gave no folder, or earlier
+        files cannot be removed.
         """
         self.rank_states = RankStateFile.begin(self._path(loop.training.world), start)
         return self.rank_states.write(step, data)
@@ -177,7 +178,7 @@ class StepSnapshots:
         """Save this rank's state of `step` again, under its new number, after the number of ranks has changed.
 
         All ranks call it, as the state then also has the losses of ranks that are gone. Returns False if there is no
-        memory for it. Raises OSError.
+        memory for it. Raises OSError if launch gave no folder, or earlier files cannot be removed.
         """
         world, before = loop.training.world, self.rank_states
         own = before.read(step) if before is not None and self.old_place is not None else None

@@ -19,9 +19,10 @@ Mesh = Mapping[str, int]
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return the mesh in text such as `dp=2,tp=2` as a dict of sizes by dimension. Raises ValueError.
+    """Return the mesh in text such as `dp=2,tp=2` as a dict of sizes by dimension.
 
-    Without dp, as in `tp=2`, the dict lacks it, and its size follows from the number of ranks.
+    Without dp, as in `tp=2`, the dict lacks it, and its size follows from the number of ranks. Raises ValueError for
+    text of another form, or with a dimension twice.
     """
     found = [_PART.fullmatch(part) for part in text.split(",")]
     pairs = [(match[1], int(match[2])) for match in found if match is not None]
