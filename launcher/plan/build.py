@@ -1,4 +1,7 @@
-"""Build a Plan from a JobSpec, the cluster and the code, or return every reason why it cannot work. Pure."""
+"""Build a Plan from a JobSpec, the cluster and the code, or return every reason why it cannot work. Pure. Below,
+`machine` describes a node of the cluster (or this machine, which plays all nodes of a local run), and `project` is the
+code as it will be frozen.
+"""
 
 import dataclasses
 import posixpath
@@ -30,8 +33,8 @@ def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Coll
 
 
 def crowded(resources: Resources, machine: Machine) -> str:
-    """Return a warning if the one machine that plays all nodes has fewer cores than ranks or threads are to run, else
-    "".
+    """Return a warning if the one machine that plays all nodes has fewer cores than the ranks of all nodes, with
+    `cpus_per_rank` threads each, would keep busy; else "".
     """
     ranks, threads = ranks_per_node(resources, machine) * resources.nodes.max, resources.cpus_per_rank or 1
     if machine.apart or ranks * threads <= machine.cpus:
@@ -101,13 +104,16 @@ def build(
 
 
 def repeat_of(plan: Plan) -> int | None:
-    """Return the run's number if one spec was submitted several times with `--repeat`, else None."""
+    """Return the run's index, from 0, among the runs that one `launch submit --repeat` started, or None for any other
+    run.
+    """
     which = plan.env.get(REPEAT)
     return None if which is None else int(which)
 
 
 def without_unasked_gpus(spec: JobSpec, machine: Machine, project: Project) -> Machine:
-    """Return the machine; without its GPUs, if the spec's batch job certainly uses none.
+    """Return the machine; with `asked_gpus` 0, so that ranks get none of its GPUs, if the spec is for a batch job that
+    certainly uses none.
 
     Such a job states its number of ranks, requests no GPUs, and its script imports nothing that could use one.
     """
@@ -132,17 +138,19 @@ def gpus_per_node(resources: Resources, machine: Machine) -> int:
 
 
 def ranks_per_node(resources: Resources, machine: Machine) -> int:
-    """Return the ranks per node: the spec's number, else one per GPU, else `ranks_without_gpus`."""
+    """Return the ranks per node: the spec's number, else one per GPU or, if there are no GPUs, the spec's
+    `resources.ranks_without_gpus`.
+    """
     if resources.ranks_per_node is not None:
         return resources.ranks_per_node
     return gpus_per_node(resources, machine) or resources.ranks_without_gpus
 
 
 def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int) -> int:
-    """Return the CPUs per rank, at least 1: an equal share of the cores where one machine plays all nodes, else a share
-    in proportion to the GPUs that the job has of a node (1 without GPUs).
+    """Return the CPUs per rank, at least 1, for `gpus` GPUs and `ranks` ranks on each node.
 
-    `gpus` and `ranks` are those of a node.
+    If one machine plays all nodes, it is an equal share of the cores. Else it is a share in proportion to the part of
+    the node's GPUs that the job has, or 1 if it has none.
     """
     if not machine.apart:
         return max(1, machine.cpus // (ranks * resources.nodes.max))
@@ -150,8 +158,8 @@ def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int
 
 
 def _settled(spec: JobSpec, machine: Machine) -> JobSpec:
-    """Return the spec with a default for `recovery.time_limit`: unlimited if the cluster limits each job, so that the
-    run continues in the next one, else 0.
+    """Return the spec with a default for `recovery.time_limit`, the number of restarts after a job has reached its time
+    limit: unlimited if the cluster limits each job, so that the run continues in the next job, else 0.
     """
     if spec.recovery.time_limit is not None:
         return spec
@@ -160,7 +168,9 @@ def _settled(spec: JobSpec, machine: Machine) -> JobSpec:
 
 
 def _entry(spec: JobSpec, project: Project, python: str) -> RankCommand:
-    """Return the command that starts each rank, from the script, module or command that the spec names."""
+    """Return the command that starts each rank with the interpreter `python`, from the script, module or command that
+    the spec names; the imports of `project` decide which modules are preloaded.
+    """
     run = spec.run
     preload = preload_for(spec, project.imports)
     if run.script is not None:
@@ -183,7 +193,7 @@ def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePl
     """Return the plans of `nodes` nodes and `spares` spares.
 
     They are unnamed if the cluster chooses machines later. If this machine plays all nodes, each has a loopback address
-    and `gpus` of the GPUs; a spare has those of the first node.
+    and `gpus` GPUs of its own; a spare has those of the first node.
     """
     if machine.apart:
         return tuple(NodePlan(index, "", spare=index >= nodes, gpus=None) for index in range(nodes + spares))
@@ -225,7 +235,10 @@ def check_code(spec: JobSpec, project: Project, *, own_python: bool = False) -> 
 
 
 def _no_script(path: str, workdir: str, project: Project) -> Misfit:
-    """Return the problem that the script at `path` is not among the code, with a near miss as its hint."""
+    """Return the problem that the script at `path` is not among the code, with a near miss as its hint.
+
+    `path` and `workdir`, the folder in which ranks start, are relative to the code's root.
+    """
     same_name = sorted(file for file in project.files if posixpath.basename(file) == posixpath.basename(path))
     below = [near for file in same_name if not (near := posixpath.relpath(file, workdir)).startswith("../")]
     if below:
@@ -252,8 +265,8 @@ def _node_problems(spec: JobSpec, machine: Machine) -> list[Misfit]:
 
 
 def _device_problems(resources: Resources, machine: Machine) -> list[Misfit]:
-    """Return a problem if the job asks for GPUs that the machine does not have, for two different numbers of them, or
-    for more ranks than GPUs; else an empty list.
+    """Return a problem if the job asks for GPUs that the machine does not have, for another number of them in
+    `gpus_per_node` than in `slurm.gres`, or for more ranks than GPUs; else an empty list.
     """
     here = len(machine.gpus)
     wanted, asked, nodes = resources.gpus_per_node, machine.asked_gpus, resources.nodes.max

@@ -60,10 +60,10 @@ class RunIdentity:
 
     run_id: RunId
     run_dir: str  # absolute
-    cluster: str
-    cluster_kind: str
+    cluster: str  # `local`, or a name in the clusters file
+    cluster_kind: str  # such as slurm or ssh
     spec_file: str  # absolute
-    submitted_at: float
+    submitted_at: float  # Unix time
     defaults: tuple[tuple[str, str], ...] = ()  # the cluster's values for options of the spec, as YAML
     repeat: int | None = None  # its number among several runs of one spec
-    umask: int | None = None  # of the user
+    umask: int | None = None  # of the user; None: not known

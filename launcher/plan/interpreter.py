@@ -163,17 +163,19 @@ def _may_hold_more(folder: Path) -> bool:
 
 
 def _has(folder: Path, name: str) -> bool:
-    """Return whether the folder has a module or package of this name."""
+    """Return whether the folder has a package of this name, or a module, compiled or not."""
     return (folder / name).is_dir() or any(folder.glob(f"{name}.*"))
 
 
 def _brings(site: Path, name: str) -> bool:
-    """Return whether an editable installation in this site-packages folder maps the module to another folder."""
+    """Return whether an editable installation in `site`, a site-packages folder, maps the module `name` to another
+    folder.
+    """
     return any(f"'{name}'" in _text(finder) for finder in site.glob("__editable___*_finder.py"))
 
 
 def _text(path: Path) -> str:
-    """Return the beginning of a file as text, or "" if it is no file or cannot be read."""
+    """Return the first 64 KiB of a file as text, or "" if it is no file or cannot be read."""
     try:
         with open(path if path.is_file() else os.devnull, "rb") as file:
             return file.read(_MOST_BYTES).decode(errors="replace")

@@ -1,4 +1,5 @@
-"""Adapt a plan to the hosts that a run has got: which nodes are on which, what is needed of each, and who votes. An SSH
+"""Adapt a plan to the hosts that a run has got: which nodes are on which, what is needed of each, and who votes. On
+each host runs an agent of the launcher; that of the first one includes the coordinator, which decides restarts. An SSH
 pool without a shared disk elects its leader: half of the hosts that opened an attempt have to be together. A run of
 several programs has a role for each; side roles are those beside the main one.
 """
@@ -113,7 +114,7 @@ def _most_of(plan: Plan, hosts: range) -> HostShare:
 
 
 def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
-    """Return the GPUs of this role among those in `visible`, a host's CUDA_VISIBLE_DEVICES.
+    """Return the GPUs of this role among those in `visible`, a host's CUDA_VISIBLE_DEVICES (None or "": all, by index).
 
     Return None for a run of one program, which has all of them, and if one machine plays all nodes, where the plan
     names them.
@@ -125,7 +126,7 @@ def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
 
 
 def kept_at(plan: Plan, run_dir: str, python: str) -> Plan:
-    """Return the plan as a machine needs it that stores the run directory at `run_dir`.
+    """Return the plan changed for a machine that stores the run directory at `run_dir`.
 
     Awaited runs are expected beside that directory. `python` runs the ranks, unless the spec names an absolute path.
     """

@@ -41,6 +41,8 @@ def crosses_nodes(tp: int, ranks_per_node: int) -> str:
 def groups_of_node(tp: int, ranks_per_node: int) -> str:
     """Return a text on groups of `tp` ranks, such as `local ranks 0-1, 2-3 divide each layer (tp 2), on one node; dp
     goes across`.
+
+    `tp` must divide `ranks_per_node`. Of more than four groups only the first three are named.
     """
     firsts = range(0, ranks_per_node, tp)
     names = [f"{first}-{first + tp - 1}" for first in firsts]
@@ -49,8 +51,10 @@ def groups_of_node(tp: int, ranks_per_node: int) -> str:
 
 
 def stages_of_ranks(pp: int, ranks: int) -> str:
-    """Return a text such as `ranks 0-3 have the first of 2 stages of layers (pp 2), 4-7 the next`, or one that says
-    that `pp` stages do not divide `ranks` ranks.
+    """Return a text such as `ranks 0-3 have the first of 2 stages of layers (pp 2), 4-7 the next`, for `pp` stages, at
+    least 2, over `ranks` ranks in total.
+
+    If that is no whole number of ranks for each stage, return a text that says so.
     """
     if ranks % pp:
         return f"pp={pp} does not divide {ranks} ranks: there is no such pipeline"

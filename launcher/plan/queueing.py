@@ -36,12 +36,16 @@ def only_behind(queue: QueueOptions, called: str) -> list[Misfit]:
 
 
 def at_once(spec: JobSpec) -> JobSpec:
-    """Return the spec without hold, start time, awaited runs and max_parallel, for a run whose wait is over."""
+    """Return the spec without its conditions to wait (hold, start time, awaited runs, max_parallel), for a run whose
+    wait is over.
+    """
     return replace(spec, queue=replace(spec.queue, hold=False, at=None, after=(), max_parallel=None))
 
 
 def begun(plan: Plan) -> Plan:
-    """Return the plan without hold, start time, awaited runs and max_parallel, for a run whose wait is over."""
+    """Return the plan without its conditions to wait (hold, start time, awaited runs, max_parallel), for a run whose
+    wait is over.
+    """
     return replace(plan, spec=at_once(plan.spec), starts_at=None, awaited=())
 
 

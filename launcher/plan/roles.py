@@ -1,4 +1,7 @@
-"""Make the plan of a run with several programs, called roles: one plan for each, with its own hosts and GPUs. Pure."""
+"""Make the plan of a run with several programs, called roles: one plan for each, with its own hosts and GPUs. Pure.
+Below, `whole` is the run's spec, `specs` has the spec of each role by its name, and `machine` describes a node of the
+cluster, or this machine, which plays all nodes of a local run.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -66,8 +69,8 @@ def _host_problems(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Machin
 
 
 def _unseen_readiness(whole: JobSpec) -> Iterator[Misfit]:
-    """Yield a problem for each role whose readiness is a file or log line on its host's own disk, where other hosts
-    cannot see it.
+    """Yield a problem for each role that counts as ready by a file or a log line: each is on the disk of one host,
+    where other hosts cannot see it.
     """
     for name, role in whole.roles.items():
         way = role.ready
@@ -97,8 +100,8 @@ def _spare_problems_here(spec: JobSpec) -> Iterator[Misfit]:
 
 
 def _option_problems_on_hosts(whole: JobSpec, spec: JobSpec, machine: Machine) -> Iterator[Misfit]:
-    """Yield a problem for each option that a role cannot have on a cluster, where nodes are divided among roles for
-    good.
+    """Yield a problem for each option in `spec`, the spec of one role, that a role cannot have on a cluster, where each
+    role keeps its nodes until the run ends.
     """
     nodes, time_s = spec.resources.nodes, whole.resources.time_s
     if nodes.min != nodes.max:
@@ -133,9 +136,9 @@ def build_roles(
 ) -> Plan:
     """Return the plan of the main role, which contains the plans of the others.
 
-    `whole` is the run's spec, `place` the run's identity, `projects` the code of each role, and `python` the
-    interpreter of all ranks. Only roles that ask for a number of GPUs get any. A role that restarts alone has one plan
-    per rank.
+    `overrides` are the values of --set, `place` is the run's identity, `projects` has the code of each role and `code`
+    the frozen copy of it all, and `python` is the interpreter of all ranks. Only roles that ask for a number of GPUs
+    get any. A role with `restart: alone`, whose ranks are restarted one by one, has a plan for each rank.
     """
     plans: list[Plan] = []
     specs = {name: _with_gpus_asked(spec) for name, spec in role_specs(whole).items()}

@@ -1,4 +1,6 @@
-"""Read the values of secrets at submit, from the environment or a file; they never appear in messages."""
+"""Read the values of secrets at submit, from the environment variables in `environ` or a file; they never appear in
+messages.
+"""
 
 import os
 import re
@@ -80,7 +82,9 @@ def read_secret(secret: Secret, folder: Path, environ: Mapping[str, str], about:
 
 
 def _text(secret: Secret, value: str, about: str) -> str:
-    """Return `value` if an environment variable can have it; raise BadInput, which begins with `about`, if not."""
+    """Return `value` if it is valid Unicode; raise BadInput, which begins with `about`, if it comes from bytes that are
+    no text.
+    """
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,7 @@
-"""Call a Python function as each rank of a run, and write what it returns or raises to a file beside the code. The text
-of this file, with a last line that names the function, is the script of such a run. It uses only the standard library
-and the syntax of Python 3.9, because the ranks' interpreter may lack `launcher`, and may be older.
+"""Call a Python function as each rank of a run, and write what it returns or raises to a file beside the code: a
+pickled dict, called a record. Plain data are numbers, text, and lists, tuples, sets and dicts of these. The text of
+this file, with a last line that names the function, is the script of such a run. It uses only the standard library and
+the syntax of Python 3.9, because the ranks' interpreter may lack `launcher`, and may be older.
 """
 
 import contextlib
@@ -63,8 +64,9 @@ def loaded(module: str, python: tuple[int, int]) -> Any:
 
 
 def returned(name: str, value: Any) -> dict[str, Any]:
-    """Return the record of a value that function `name` returned: the value itself if it is plain data, else
-    pickled.
+    """Return the record of a value that function `name` returned: the value itself if it is plain data, else pickled.
+
+    Raise TypeError if it cannot be pickled.
     """
     try:
         return {"kind": "value", "value": plain(value)}
@@ -77,8 +79,8 @@ def returned(name: str, value: Any) -> dict[str, Any]:
 
 
 def raised(error: Exception) -> dict[str, Any]:
-    """Return the record of an exception: its class, arguments, text and traceback, and the exception pickled if
-    possible.
+    """Return the record of an exception: its class, arguments, text and traceback, and the pickled exception, or b"" if
+    it cannot be pickled.
     """
     kind = type(error)
     try:
@@ -121,8 +123,9 @@ def dumped(value: Any) -> bytes:
 
 
 def write(path: str, found: dict[str, Any]) -> None:
-    """Write the result `found`, with the attempt and generation, to the file `path` by one rename, so that no reader
-    sees a part of it.
+    """Write the result `found` to the file `path` by one rename, so that no reader sees a part of it.
+
+    The time and the numbers of the run's attempt and generation (its start of ranks), from the environment, are added.
     """
     when = {name.lower(): int(os.environ.get(f"LAUNCH_{name}", "0")) for name in ("ATTEMPT", "GENERATION")}
     with open(f"{path}.draft", "wb") as file:

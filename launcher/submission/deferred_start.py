@@ -1,6 +1,7 @@
 """Wait on this machine for a run whose cluster cannot hold the run back, and then start it there (a deferred start).
-The waiting supervisor may be killed at any time, and `launch status` starts another. A lock of the attempt makes sure
-that only one waits, and that the next attempt is opened once.
+The wait is one attempt of the run, and the start on the cluster opens the next. The waiting supervisor may be killed at
+any time, and `launch status` starts another. A lock of the attempt makes sure that only one waits, and that the next
+attempt is opened once.
 """
 
 import sys
@@ -50,15 +51,17 @@ class DeferredStart(Strategy):
         return Exit.OK
 
     def _wait(self, attempt: AttemptDir, plan: Plan) -> None:
-        """Wait until the run may start, then start it; record its end if it was cancelled while it waited."""
+        """Wait in `attempt`, whose plan is `plan`, until the run may start, then start it; record the run's end if it
+        was cancelled while it waited.
+        """
         wakeup, waiter = Wakeup(), Waiter(self.run, attempt, plan, OtherRuns().look)
         turn = waiter.wait(wakeup, every_s=_LOOK_S, place=partial(self._start, attempt, plan.cluster))
         if turn is Turn.STOPPED and is_cancelled(attempt):
             write_end(self.run, attempt, cancelled(), plan)
 
     def _start(self, attempt: AttemptDir, on: str) -> str:
-        """Open the next attempt on the cluster `on`; return "", which tells the caller that nothing is left to wait
-        for.
+        """Open the attempt after `attempt` on the cluster `on`; return "", which tells the caller that nothing is left
+        to wait for.
 
         Raise LaunchError only if no attempt was opened.
         """
@@ -80,7 +83,7 @@ class DeferredStart(Strategy):
 
 def fetch_given_checkpoints(run: RunDir) -> None:
     """Fetch the checkpoints that the run's spec takes from runs of other steps of its graph, if these runs wrote them
-    on other machines.
+    on other machines; raise LaunchError if one cannot be fetched.
     """
     for name in checkpoint_sources(run):
         other = RunDir(run.path.parent / name)

@@ -54,8 +54,8 @@ def is_function(spec: Any) -> bool:
 
 
 def call_of(function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Call:
-    """Return the call of the function; those keyword arguments that are options of a spec (`resources`, `name`, ...)
-    become the run's.
+    """Return the call of the function with the positional arguments `args` and the keyword arguments `given`; those of
+    them that are options of a spec (`resources`, `name`, ...) become the run's.
 
     Raise BadInput if the function has a parameter called like an option, and for arguments that it does not accept.
     """
@@ -149,6 +149,8 @@ class _Plain(pickle.Unpickler):
 def _results(run: RunDir, status: RunStatus) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (rank, result) for each result file of the newest attempt; raise RunFailed for one that is too large or
     damaged.
+
+    A result is the dict that call_there.write() wrote: a value, or the facts about an exception.
     """
     for path in sorted(run.outputs.rglob(f"{call_there.RESULTS}/rank-*.pkl")):
         number = path.stem.removeprefix("rank-")
@@ -166,18 +168,20 @@ def _results(run: RunDir, status: RunStatus) -> Iterator[tuple[int, dict[str, An
 
 
 def _order_of(found: Mapping[str, Any]) -> tuple[int, float]:
-    """Return a sort key of a result: (generation, minus its time), so that the maximum is the earliest of the last
-    generation.
+    """Return a sort key of a result: (generation, minus its time), so that the maximum is the earliest result of the
+    last generation (start of all ranks).
     """
     generation, at = found.get("generation"), found.get("at")
     return (generation if isinstance(generation, int) else 0), (-at if isinstance(at, float) else 0.0)
 
 
 def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, unpickle: bool) -> Exception:
-    """Return the exception that a rank of the last generation raised first, with its traceback as a note.
+    """Return the exception that a rank of the last generation (start of all ranks) raised first, with its traceback as
+    a note.
 
-    If it cannot be rebuilt, return a RunFailed with its text; if no rank left one, with the run's last failure. With
-    `unpickle` a pickled exception is loaded.
+    `errors` are the results of ranks that raised one, as _results() yields them. If it cannot be rebuilt, return a
+    RunFailed with its text; if no rank left one, with the run's last failure. With `unpickle` a pickled exception is
+    loaded.
     """
     hint = f"hint: launch logs {run.id}"
     failed = RunFailed(f"{run.id} is {status.state}: {status.last_word}", hint)
@@ -195,8 +199,8 @@ def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, 
 
 
 def _rebuilt(raised: Mapping[str, Any], *, unpickle: bool) -> Exception | None:
-    """Return the exception, built from plain arguments or, with `unpickle`, from its pickle; None if that is
-    impossible.
+    """Return the exception that a rank's result `raised` describes: loaded from its pickle with `unpickle`, else made
+    anew if it is a built-in one with plain arguments; None if that is impossible.
     """
     module, _, name = str(raised.get("what")).partition(".")
     kind, args = getattr(builtins, name, None) if module == "builtins" else None, raised.get("args")
@@ -253,8 +257,8 @@ def _folders(project: Path) -> list[str]:
 def _pickled(call: Call, module: str, project: Path) -> tuple[bytes, bool]:
     """Return (the pickled arguments, whether ranks need cloudpickle to load them).
 
-    The function is pickled with them if `module` is "", so that ranks cannot import it. Raise BadInput if they cannot
-    be pickled.
+    `module` is where ranks import the function from; if it is "", they cannot, and the function is pickled with its
+    arguments. Raise BadInput if pickling fails.
     """
     name, home = _short(call.function), sys.modules.get(call.function.__module__)
     try:
@@ -324,7 +328,9 @@ def _job_name(name: str) -> str:
 
 
 def _shown(call: Call, name: str) -> str:
-    """Return the call as text, such as `train(lr=0.1, data=…)`; long arguments are left out."""
+    """Return the call as text, such as `train(lr=0.1, data=…)`, with `name` as the function's name; an argument that is
+    no number is shown as `…`, because text may be a secret.
+    """
     texts = [repr(one) if type(one) in _SHOWN else "…" for one in call.args]
     texts += [f"{key}={one!r}" if type(one) in _SHOWN else f"{key}=…" for key, one in call.more.items()]
     return f"{name}({', '.join(texts)})"

@@ -1,7 +1,7 @@
-"""Start a run for each step of a file with `steps:`, a graph. All steps are checked; then the graph's folder is created
-by one rename; then each step's run is created, which waits for those that the step needs. A run's id follows from its
-step's name, so that after a kill any process can start the missing runs, once each. An override, such as
-`run.args.lr=0.1`, sets one option of the spec, as `--set` does.
+"""Start a run for each step of a file with `steps:`, a graph. All steps are checked; a request is the checked spec of
+one step with its cluster and code. Then the graph's folder is created by one rename; then each step's run is created,
+which waits for those that the step needs. A run's id follows from its step's name, so that after a kill any process can
+start the missing runs, once each. An override, such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
 """
 
 import os
@@ -74,8 +74,10 @@ def refuse_unreadable_outputs(graph: GraphSpec, wishes: Mapping[str, Request]) -
 
 
 def steps_to_fetch(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
-    """Return the names of the steps whose checkpoints must be fetched to this machine before `step` starts, given the
-    request of each step.
+    """Return the names of the steps whose checkpoints must be fetched to this machine before `step` starts, because
+    they run on another cluster that writes to disks of its own.
+
+    `wishes` has the request of each step.
     """
     others = sorted({other for other, word in step.given if word != _NO_FILE})
     return [one for one in others if wishes[one].on != wishes[step.name].on and _writes_elsewhere(wishes[one])]
@@ -107,8 +109,9 @@ def _disk_problems(
     """Yield (reason, hint) if a step may not run on the host that has the needed files, because each host has a disk of
     its own.
 
-    A step runs on the host of the steps that it needs if each of them has one node, and only one of them needs none
-    itself. `needs` has the steps that each step needs directly, and `wishes` the request of each step.
+    The step and all steps before it that run on its cluster share one host if each has one node and no spares, and only
+    one of them needs no other step. `needs` has the steps that each step needs directly, and `wishes` the request of
+    each step.
     """
     if not wishes[step].cluster.machine(wishes[step].spec).disks_apart:
         return
@@ -145,7 +148,7 @@ class _Checked:
 
 
 def graph_in(file: Path, overrides: Sequence[str]) -> GraphSpec:
-    """Return the graph in a file.
+    """Return the graph in a file; raise BadInput with all problems.
 
     Sections of plug-ins are loaded only if the file cannot be read without them.
     """
@@ -216,7 +219,7 @@ def start_missing(graph: GraphDir) -> list[RunId]:
     """Start a run of each step that has none, and return the ids of all steps' runs; it can be called again after an
     error.
 
-    Return an empty list if all were started before.
+    Return an empty list if an earlier call has started all of them.
     """
     record, started = graph_record(graph), list[tuple[RunId, Path]]()
     with locked(graph.lock, wait=True):
@@ -291,7 +294,7 @@ def _step_files(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Ite
 
 
 def _is_taken(graph: GraphSpec, runs: Path, one: RunId) -> bool:
-    """Return whether the id, or that of one of its steps' runs, is in use."""
+    """Return whether `one`, an id for the graph, or the id that one of its steps' runs would then have, is in use."""
     names = [one, *(step_run(one, step.name) for step in graph.steps)]
     return any(known.id == one for known in known_graphs()) or any(map(taken(runs), names))
 
@@ -340,7 +343,11 @@ def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
 
 
 def _in_whole_file(file: Path, steps: Mapping[str, Path], line: str) -> str:
-    """Return a message about the spec of a step as a message about the file with all steps, at its position there."""
+    """Return `line`, a message about a file in `steps`, as a message about `file`, which has all steps, at the position
+    there.
+
+    `steps` has the temporary file with the spec of each step.
+    """
     for name, path in steps.items():
         if found := re.match(rf"{re.escape(str(path))}:\d+:\d+: ([\w.-]+): ", line):
             row, column, key = place_of(file.read_text(), name, found[1])
@@ -350,13 +357,15 @@ def _in_whole_file(file: Path, steps: Mapping[str, Path], line: str) -> str:
 
 
 def _step_of(checked: _Checked, step: StepSpec, graph_id: RunId) -> GraphStep:
-    """Return the record of a step for the graph's record."""
+    """Return the record of a step for the record of the graph with the id `graph_id`."""
     brings = tuple(step_run(graph_id, other) for other in steps_to_fetch(step, checked.wishes))
     return GraphStep(step.name, step.needs, step_run(graph_id, step.name), step.on, brings)
 
 
 def _write(file: Path, checked: _Checked) -> GraphDir:
-    """Write the graph's folder under a temporary name, rename it, and return it."""
+    """Write the folder of the graph in `file`, with its code and specs, under a temporary name, rename it, and return
+    it.
+    """
     graph, first = checked.graph, next(iter(checked.wishes.values()))
     runs = registry.runs_root(Path(first.project.path), create=True)
     folder = runs / GRAPHS

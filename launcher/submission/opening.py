@@ -1,6 +1,6 @@
-"""Turn requests into runs. After all checks, each run's folder is written under a temporary name and renamed; from the
-rename on the run exists. Its supervisor boots meanwhile, and begins once the folder is there. An override, such as
-`run.args.lr=0.1`, sets one option of the spec, as `--set` does.
+"""Turn requests into runs. A request is a checked spec with its cluster and code. After all checks, each run's folder
+is written under a temporary name and renamed; from the rename on the run exists. Its supervisor boots meanwhile, and
+begins once the folder is there. An override, such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
 
 read spec ─ facts ─ check ─► supervisor boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go
 """
@@ -100,7 +100,8 @@ def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) 
 
 
 def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
-    """Start runs that were submitted on another machine on the cluster `on`, and return their ids and folders.
+    """Start on the cluster `on` the runs that another machine has submitted, each as a spec with its project, and
+    return their ids and folders.
 
     `choose` is called with the ids and folders before anything of the runs is written, so that the caller can record
     them.
@@ -134,8 +135,8 @@ def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lamb
 
 
 def _together(wishes: Sequence[Request]) -> list[list[Request]]:
-    """Return the requests in groups that can be one job: neighbours with equal demands, as many as the cluster
-    takes.
+    """Return the requests in groups that can be one job: neighbours with equal demands, as many as the cluster accepts
+    in a job.
     """
     groups: list[list[Request]] = []
     for wish in wishes:
@@ -148,7 +149,7 @@ def _together(wishes: Sequence[Request]) -> list[list[Request]]:
 
 
 def _most_together(wish: Request) -> int:
-    """Return how many runs with this request the cluster takes as one job."""
+    """Return the largest number of runs that the cluster of this request accepts as one job."""
     place = wish.cluster
     return place.most_in_order if wish.spec.queue.max_parallel and _keeps_order(wish) else place.most_together()
 
@@ -321,13 +322,13 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, submit_token: str, batc
 
 
 def _is_copied_later(wish: Request) -> bool:
-    """Return whether the run has more files of code than the cluster takes at submit, so that they are copied from the
-    store only afterwards.
+    """Return whether the run has more files of code than the cluster can take within a submit; they are then put into
+    the store of frozen code only, and copied from there to the run's folder later.
     """
     most = wish.cluster.most_files_at_once
     return most is not None and len(wish.code.files) > most
 
 
 def counted(files: Sequence[CodeFile]) -> Iterator[CodeFile]:
-    """Yield the files; show the user how many there are while they are frozen."""
+    """Yield the files; if freezing them takes more than a second, show the user how many have been frozen."""
     return news.counted(files, "freezing the code")

@@ -92,9 +92,10 @@ def copy_predictions(run: RunDir, output: Path) -> None:
 
 
 def _overrides_for_sent(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...]:
-    """Return overrides for a cluster that cannot read this disk.
+    """Return the overrides of a run on a cluster that cannot read this disk.
 
-    They name the checkpoint as it is `sent` along, and have the predictions written to `name` and fetched.
+    They name the path of the checkpoint `sent`, which is copied to the cluster with the run, and have the predictions
+    written to `name` in the workdir and fetched.
     """
     begin = posixpath.normpath(posixpath.join("code", spec.run.workdir))
     outputs = [posixpath.normpath(posixpath.join(spec.run.workdir, one)) for one in _written(name)]
@@ -122,7 +123,7 @@ def _chosen(run: RunDir) -> Path:
 
 
 def _code(run: RunDir, digest: str) -> Path:
-    """Return the folder of the run's frozen code; raise Refused if it was deleted."""
+    """Return the folder of the run's frozen code, which is stored by its `digest`; raise Refused if it was deleted."""
     folder = stored(run, digest)
     if not folder.is_dir():
         raise Refused(f"{run.id}: its code is not here any more: {folder}")

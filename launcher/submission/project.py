@@ -127,13 +127,17 @@ def _is_near(root: Path, one: SureImport, top: str) -> bool:
 
 
 def _shown(python: str, root: Path) -> str:
-    """Return the interpreter's environment for messages, relative to the project if it is in it."""
+    """Return how a message names the interpreter `python`: its virtual environment relative to the project `root` if it
+    is in the project, else its path.
+    """
     home = Path(python).parent.parent
     return os.path.relpath(home, root) if home.is_relative_to(root) else python
 
 
 def _install_command_for(module: str, root: Path, python: str) -> str:
-    """Return the command that installs a module for the project."""
+    """Return the command that installs a module for the interpreter `python`, or `uv add` if the project `root` has a
+    lock file of uv.
+    """
     package = package_of(module)
     return f"uv add {package}" if (root / "uv.lock").exists() else install_command(package, python)
 

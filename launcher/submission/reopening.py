@@ -1,5 +1,6 @@
-"""Open a new attempt of a run that has ended: on the same cluster or another, with the same or newer code. An override,
-such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
+"""Open a new attempt of a run that has ended: on the same cluster or another, with the same or newer code. An attempt
+is one allocation of the run: one batch job, or one start on the hosts of a pool; `before` is the plan of the last one.
+An override, such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
 """
 
 import os
@@ -77,8 +78,9 @@ def reopen(
     Code and spec are the frozen ones, changed by `overrides`; with `renew` the code is the project's present one. With
     `anew`, or if a user has declared a host of the run gone, the run may start from nothing if no checkpoint is
     complete. Without `on` it runs on its cluster as this was configured then, with `on` on that cluster as configured
-    now. `defaults` are the cluster's options on another machine that resumes the run. `unlisted` are hosts that were
-    declared gone by the launcher and not by a user.
+    now. If another machine resumes the run, `defaults` are the options that its clusters file sets for the cluster;
+    they override those here (None: this machine resumes it). `unlisted` are hosts that were declared gone by the
+    launcher and not by a user.
     """
     _check_code_is_here(run, after)
     before = read_plan(run, after)

@@ -1,5 +1,6 @@
-"""Replace lost hosts of a run on a pool. The clusters file may have a command that names the pool's hosts; it is run
-when the run is resumed, and while a command such as `launch wait` follows a run with too few hosts.
+"""Replace lost hosts of a run on a pool, which is a list of SSH hosts. The clusters file may have a command that names
+the pool's hosts; it is run when the run is resumed, and while a command such as `launch wait` follows a run with too
+few hosts.
 """
 
 import time
@@ -125,8 +126,9 @@ class Replacement:
 def may_replace(state: State, there: Collection[str], listed: Collection[str], over: Collection[str]) -> bool:
     """Return whether no host of the run can continue it, so that it may be resumed on others.
 
-    That holds if a majority has reported that the run failed, or if some hosts are no longer listed and all others have
-    reported its end. `there` are the run's hosts, and `over` those that have reported.
+    `there` are the hosts of the run, `listed` those that the pool's command names now, and `over` those that have
+    reported the run's end. It is True if the run's `state` is failed, as most hosts have agreed, or if some of its
+    hosts are no longer listed and all others have reported its end.
     """
     left = {*there} & {*listed}
     return state is State.FAILED or (left < {*there} and left <= {*over})

@@ -179,9 +179,10 @@ def read_request(
 
 
 def check_on_cluster(wish: Request) -> Request:
-    """Return the request if the cluster offers what it needs, and print warnings.
+    """Return the request, completed by the runs that it waits for, if the cluster offers what it needs; print warnings.
 
-    Raise BadInput with all problems if it does not.
+    Its `cluster` is replaced if it has to wait on this machine, as waiting() says. Raise BadInput with all problems if
+    it cannot run.
     """
     machine = wish.cluster.machine(wish.spec)
     problems = spec_problems(wish, machine, _unset(wish))
@@ -204,7 +205,11 @@ def spec_problems(wish: Request, machine: Machine, unset: Collection[str]) -> li
 
 
 def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> dict[str, Project]:
-    """Return {role: the facts about its code}, or an empty dict for a run of one program."""
+    """Return {role: the facts about its code, as the interpreter `python` imports it}, or an empty dict for a run of
+    one program.
+
+    `root` is the project.
+    """
     return {
         name: replace(facts_of_code(one, code.listed.root, code.listed, python, code.own_folders), path=str(root))
         for name, one in role_specs(spec).items()
@@ -226,7 +231,7 @@ def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
 
 
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
-    """Return (the request, the problems of its conditions to wait).
+    """Return (the request as it can wait for its conditions, the problems of conditions that cannot be met).
 
     Its `cluster` is replaced by one that waits on this machine if checkpoints have to be fetched here first, or if the
     cluster cannot see a run that it waits for, or cannot limit how many of the runs submitted with it are active.
@@ -315,7 +320,8 @@ def _is_in_project(wish: Request) -> bool:
 
 
 def python_problems(python: str, machine: Machine, spec: JobSpec) -> list[Misfit]:
-    """Return a problem if the interpreter does not exist, is no program, or is too old; else an empty list.
+    """Return a problem if `python`, the path of the interpreter of the ranks, does not exist, is no program, or is too
+    old; else an empty list.
 
     Nothing is checked if nodes have interpreters of their own.
     """
@@ -352,7 +358,7 @@ def _unset(wish: Request) -> Collection[str]:
 
 
 def read_with_defaults(file: Path, overrides: Sequence[str], defaults: Defaults = ()) -> JobSpec:
-    """Return the spec in the file with the cluster's defaults and the overrides.
+    """Return the spec in the file with the cluster's defaults and the overrides; raise BadInput with all problems.
 
     Sections of plug-ins are loaded only if it cannot be read without them.
     """
@@ -380,7 +386,9 @@ def refuse(file: Path, problems: Collection[Misfit]) -> None:
 
 
 def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) -> Plan:
-    """Return the plan of the run; the digest of its code is filled in once the code is frozen."""
+    """Return the plan of the run with this id and directory, submitted at the Unix time `submitted_at`; its code has
+    the digest "" until the code is frozen.
+    """
     file = str(wish.file.resolve())
     place = RunIdentity(
         run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.as_run.repeat,
@@ -418,8 +426,8 @@ def prepare(
 
 
 def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = False) -> list[Request]:
-    """Call each of `looks`, which makes a request and checks it on its cluster; return all requests, or raise BadInput
-    with the problems of all.
+    """Return the requests that the functions `looks` read from specs, each checked on its cluster; raise BadInput with
+    the problems of all.
 
     `together` marks them as submitted at once.
     """
