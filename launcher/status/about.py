@@ -52,8 +52,8 @@ class _Words(msgspec.Struct, frozen=True):
 
 
 def about(run: RunDir, attempt: int) -> About:
-    """Return the description of a run as far as its files can be read, with the arguments of attempt number
-    `attempt`.
+    """Return the description of a run, with the arguments of attempt number `attempt`; what its files do not tell, or
+    cannot be read, is empty.
     """
     words = None
     with contextlib.suppress(LaunchError, OSError):
@@ -75,7 +75,7 @@ def about(run: RunDir, attempt: int) -> About:
 
 
 def labels(run: RunDir) -> Labels:
-    """Return the run's labels, which are empty if no user has set any."""
+    """Return the labels that a user gave the run (name, tags and note), all empty if there are none."""
     return readable(run.labels, Labels) or Labels()
 
 

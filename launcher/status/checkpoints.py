@@ -1,5 +1,6 @@
 """List the trainer's committed checkpoints of a run, and whether their bytes are complete; nothing in them is executed.
-Their format is defined in trainer/checkpoint_files.
+An `entry` is a checkpoint's folder with the kind and step that its name tells. Their format is defined in
+trainer/checkpoint_files.
 """
 
 import contextlib
@@ -118,13 +119,15 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 def checkpoint_folder(run: RunDir) -> Path:
-    """Return the checkpoint directory of the run's newest attempt."""
+    """Return the checkpoint directory, `checkpoint.dir` in the run's folder, as the plan of the run's newest attempt
+    names it.
+    """
     return run.path / _plan(run).spec.checkpoint.dir
 
 
 def checkpoint_folders(run: RunDir) -> list[Path]:
-    """Return the run's checkpoint directory and, if the workdir is in the frozen code, the directory of the same name
-    in the workdir.
+    """Return the two directories in which a run may save: its checkpoint directory and, if the workdir is in the frozen
+    code, the directory of the same name in the workdir.
 
     A script that calls `Checkpointer("checkpoints")` itself saves in the workdir.
     """

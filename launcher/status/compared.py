@@ -1,4 +1,6 @@
-"""Compare runs: spec, arguments, environment, code and results, from records on this machine only."""
+"""Compare runs: spec, arguments, environment, code and results, from records on this machine only. A table is a dict
+from the name of a fact to its value for each run, in the order of the runs.
+"""
 
 import contextlib
 import time
@@ -99,8 +101,8 @@ def _side(run: RunDir, status: RunStatus) -> Side:
 
 
 def environments(run: RunDir, attempt: int) -> tuple[Environment, ...]:
-    """Return the environment that each node recorded, by node, in the newest attempt up to `attempt` that recorded
-    any.
+    """Return the environments that nodes recorded, in order of the nodes, in the newest attempt up to `attempt` in
+    which any node recorded one; an empty tuple if none did.
     """
     for number in range(attempt, 0, -1):
         files = sorted(run.metrics.glob(run.environment(number, 0).name.replace(".n000.", ".n*.")))
@@ -146,7 +148,9 @@ def _metrics(sides: Sequence[Side]) -> dict[str, tuple[Figure | None, ...]]:
 
 
 def _results(status: RunStatus, now: float) -> dict[str, Value]:
-    """Return the result of a run by name: its state, steps, duration, restarts and the like."""
+    """Return the results of a run by name: state, cause, step, total_steps, duration_s (up to the Unix time `now` if it
+    has not ended), restarts, attempts, ranks, checkpoint (its step) and fingerprint.
+    """
     return {
         "state": str(status.state),
         "cause": None if status.cause is None else str(status.cause),
@@ -179,7 +183,9 @@ def spec_values(spec: JobSpec) -> dict[str, Value]:
 
 
 def _values(section: Section, values: object, path: str) -> Iterator[tuple[str, Value]]:
-    """Yield (key, value) for each option of `section` that has a value in `values`; `path` stands before each key."""
+    """Yield (key, value) for each option of `section`, a section of the spec's schema, that has a value in `values`,
+    the object read from that section; `path` stands before each key.
+    """
     for field in section.options:
         name = f"{path}{field.key}"
         inner = field.kind.section if isinstance(field.kind, Shorthand) else field.kind
@@ -209,7 +215,9 @@ def _plain(value: object, unit: str = "") -> Value:
 
 
 def _environment(side: Side) -> dict[str, Value]:
-    """Return facts about a run's environment by name: interpreter, hosts, GPUs, driver and the like."""
+    """Return {name of a fact: its value} about a run's environment: interpreter, hosts, GPUs, driver and the like; None
+    for one that is not known.
+    """
     first = side.found[0] if side.found else None
     facts: dict[str, Value] = {"interpreter": side.plan.entry.python if side.plan is not None else None}
     facts["hosts"] = ", ".join(dict.fromkeys(one.host for one in side.found)) or None

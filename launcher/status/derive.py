@@ -1,5 +1,7 @@
 """Derive a run's status from the facts that were read about it: one pure, total function without clock or disk. No
-failure is inferred from a file's age. In the functions below, `own` is the state that the run's coordinator recorded
+failure is inferred from a file's age. An attempt is one batch job, or one start on a pool's hosts; the supervisor is
+the process that opens a run's attempts one after the other. On each node an agent starts ranks; the coordinator, in the
+first node's agent, decides restarts. In the functions below, `own` is the state that the run's coordinator recorded
 last, or None if it recorded none in the newest attempt. A run of several programs has a role for each; a side role is
 one beside its main role, with records of its own.
 """
@@ -70,9 +72,9 @@ class RunStatus(msgspec.Struct, frozen=True):
     ranks: tuple[RankState, ...]
     failure: Failure | None  # the last one in this attempt; None: none, or the run has succeeded
     message: str  # why it is in its state
-    submitted_at: float
-    started_at: float | None
-    ended_at: float | None
+    submitted_at: float  # Unix time
+    started_at: float | None  # Unix time
+    ended_at: float | None  # Unix time
     as_of: float | None  # Unix time when it was last known to hold, if it may be out of date; else None
     run_dir: str
     next: str  # the command to use next, or ""
@@ -177,7 +179,8 @@ def _nodes(own: RunState | None, *, ended: bool) -> tuple[NodeState, ...]:
 
 
 def next_command(run: str, state: State, cause: Cause | None = None, own: RunState | None = None) -> str:
-    """Return the command that a user most likely needs now, or "".
+    """Return the command that a user most likely needs now, or "", for a run with the id `run` in this state, and with
+    this cause of failure.
 
     After a failure in the user's code, which `own` describes, it names what to correct before `launch resume`.
     """
@@ -327,7 +330,9 @@ def _cluster_verdict(facts: RunFacts, answer: ClusterAnswer) -> _Verdict:
 
 
 def _avoids(facts: RunFacts) -> str:
-    """Return text that names the nodes that a waiting job avoids, and until when; "" if there are none."""
+    """Return text that names the nodes that a job in the queue excludes, because they were lost, and until when; "" if
+    there are none.
+    """
     times = [f"{one.host} until {time.strftime('%H:%M', time.localtime(one.until))}" for one in facts.avoided]
     return f"it avoids {', '.join(times)}" if times else ""
 
@@ -388,7 +393,9 @@ def _unknown_elsewhere(facts: RunFacts, own: RunState | None) -> _Verdict:
 
 
 def _lost(message: str) -> _Verdict:
-    """Return the conclusion that the run is lost, with this message."""
+    """Return the conclusion that the run is lost, with this message: none of its processes exists any more, and no
+    record tells how it ended.
+    """
     return _Verdict(State.LOST, message, exit_code=Exit.LOST)
 
 

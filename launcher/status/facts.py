@@ -1,6 +1,8 @@
 """Read a run's records and check which of its processes are alive. The order of reading makes sure that a run that has
 just ended is not taken for a lost one. For a finished run one file is read, and one check made that no newer attempt
-exists. A run of several programs has a role for each; a side role is one beside its main role, with records of its own.
+exists. An attempt is one batch job, or one start on a pool's hosts. The supervisor opens a run's attempts; on each node
+an agent starts ranks, and the coordinator, in the first node's agent, decides restarts. A run of several programs has a
+role for each; a side role is one beside its main role, with records of its own.
 
 Attempts are numbered without gaps: if `state.json` records an end and the next attempt's folder does not exist, the end
 is final.
@@ -46,7 +48,7 @@ class PlanHead(msgspec.Struct, frozen=True):
 
     name: str
     cluster: str
-    submitted_at: float
+    submitted_at: float  # Unix time
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,9 @@ def read_facts(path: Path) -> RunFacts:
 
 
 def role_dirs(run: RunDir) -> list[Path]:
-    """Return the run directories of a run's roles beside the main one, or of their ranks that restart alone."""
+    """Return the run directories of a run's side roles; a role with `restart: alone` has one for each of its ranks. The
+    list is empty for a run of one program.
+    """
     folder = os.path.join(run.path, RunDir.roles.name)  # a tenth of the time that a `Path` takes, for each run there is
     try:
         return [run.roles / name for name in sorted(os.listdir(folder)) if is_run_id(name)]
@@ -250,7 +254,7 @@ class _Look:
         )
 
     def _avoided(self) -> tuple[Exclusion, ...]:
-        """Return the nodes that the run still avoids."""
+        """Return the nodes that were lost and that the run does not use again yet."""
         now = time.time()
         return tuple(
             exclusion for exclusion in self.read(self.run.avoided, list[Exclusion]) or () if exclusion.until > now
@@ -268,7 +272,8 @@ class _Look:
         """Return (which processes of the attempt are alive, whether the process that opened it is), judging by its
         records: its `handle`, its `supervisor` and its `intent`, of which each is None if it does not exist.
 
-        Each value is None if this machine cannot check.
+        Each value is None if this machine cannot check. Coordinator and agents are checked only if the supervisor and
+        the process that opened the attempt are dead; otherwise they have the value of the supervisor.
         """
         if supervisor is None and handle is not None:
             return Living(supervisor=None, coordinator=None, agents=None), False

@@ -1,4 +1,6 @@
-"""Format runs as HTML for notebooks; everything that comes from a run is escaped."""
+"""Format runs as HTML for notebooks; everything that comes from a run is escaped. Below, `now` is the Unix time up to
+which the duration of an active run counts.
+"""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +19,7 @@ _TAIL = 12
 
 
 def run_html(status: RunStatus, now: float) -> str:
-    """Return the HTML summary of one run; `now` is the Unix time up to which its duration counts."""
+    """Return the HTML summary of one run."""
     failed = status.failure if status.state is State.FAILED else None
     said = failed.summary if failed is not None else status.message
     facts = {

@@ -1,5 +1,6 @@
 """The timeline of a run: on which activity each second was spent, what happened when, and the goodput. Goodput is the
-share of the counted time that was spent on steps which did not have to be repeated.
+share of the counted time that was spent on steps which did not have to be repeated. A generation is one start of all
+ranks within an attempt; an attempt is one batch job, or one start on a pool's hosts.
 
 A step counts once: training after the last checkpoint that had to be repeated is `lost`. The time from a failure, or
 the last step before it, to the end of the first step after it is `recovering`. Time on which the launcher has no
@@ -53,7 +54,7 @@ class LifeMark(msgspec.Struct, frozen=True):
     failed.
     """
 
-    at: float
+    at: float  # Unix time
     kind: str  # as in events.jsonl
     text: str
     attempt: int

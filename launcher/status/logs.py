@@ -1,5 +1,6 @@
-"""The merged log of a run: the lines of all ranks by time and then by rank, read in bounded memory. Generations follow
-one another, because all ranks of one have exited before those of the next start.
+"""The merged log of a run: the lines of all ranks by time and then by rank, read in bounded memory. A generation is one
+start of all ranks within an attempt. Generations follow one another, because all ranks of one have exited before those
+of the next start.
 
     logs/a0001.g0002/rank-00003.log ─ RankLog ─┐
     logs/a0001.g0002/rank-00004.log ─ RankLog ─┴─ merged by time ─► LogLine, with the node that the rank ran on
@@ -156,7 +157,7 @@ class LogReader:
             yield from deque(filter(self._is_chosen, self._read(final=final)), self._choice.last)
 
     def _read(self, *, final: bool) -> Iterator[LogLine]:
-        """Yield all new lines of the wanted files; with `final`, nothing more will be written."""
+        """Yield all new lines of the log files that may have wanted ones; with `final`, nothing more will be written."""
         if not self._began and self._choice.last is not None:
             self._begin_near_the_end(self._choice.last)
         self._discover()

@@ -33,7 +33,8 @@ class Family:
 def exposition_now(statuses: Sequence[RunStatus], now: float) -> str:
     """Return the OpenMetrics text for all runs.
 
-    All runs are counted, but only those that are active at `now`, or ended in the hour before, get series of their own.
+    All runs are counted, but only those that are active at the Unix time `now`, or ended in the hour before, get series
+    of their own.
     """
     since = now - _LATELY_S
     shown = [one for one in statuses if not one.state.ended or (one.ended_at or one.submitted_at) >= since]

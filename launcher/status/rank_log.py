@@ -53,10 +53,10 @@ def read_notes(log: Path) -> Iterator[tuple[int, float]]:
 
 
 def _offset_in_times(times: Path, offset: int) -> int:
-    """Return an offset in the file `times`, near its end if possible, that precedes every line about log bytes after
-    `offset`.
+    """Return an offset in the file `times` that is before all of its lines about log bytes after `offset`.
 
-    Each line of `times` tells how long the log was at a time.
+    Each line of `times` tells how long the log was at a time. The search begins at the end of the file, so that a long
+    one is not read from its beginning.
     """
     with open_log(times) as fd:
         start = size = os.fstat(fd).st_size if fd is not None else 0

@@ -1,5 +1,5 @@
-"""Read a run's restarts from its events, to show them between the lines of its log: where a generation ended, and
-why.
+"""Read a run's restarts from its events, to show them between the lines of its log: where a generation, one start of
+all ranks, ended, and why.
 """
 
 from collections import deque

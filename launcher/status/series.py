@@ -1,5 +1,6 @@
 """Read a run's metrics by step: those that its ranks reported to their agents, and those that the trainer wrote itself.
-If steps were repeated after a restart, only the last values count; lines that a kill cut short are skipped.
+A generation is one start of all ranks. If steps were repeated after a restart, only the last values count; lines that a
+kill cut short are skipped.
 """
 
 import contextlib

@@ -48,7 +48,9 @@ def way_to_have(failure: Failure, python: str) -> list[str]:
 
 
 def _explained(run: RunDir, project: str, name: str) -> list[str]:
-    """Return lines on why `name`, a path in the project's folder `project`, was not frozen, and how to include it."""
+    """Return lines on why `name`, a path relative to the project's folder `project`, was not frozen, and how to include
+    it.
+    """
     way_out = f"launch resume {run.id} --code --set 'code.include+=[{name}]' freezes it too, and so does code.include"
     return [
         f"{name} is in {project} and was not frozen: git ignores it, or code.exclude leaves it out",
