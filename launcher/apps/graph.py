@@ -48,7 +48,7 @@ class Graph:
     """
 
     id: RunId
-    path: Path
+    path: Path  # its folder
 
     @classmethod
     def get(cls, ref: str) -> "Graph":
@@ -68,7 +68,8 @@ class Graph:
     def _steps(self, fresh_s: float, *, restart_lost: bool) -> list[StepStatus]:
         """Return all steps with their status; a cluster's answer may be `fresh_s` seconds old.
 
-        With `restart_lost`, a run whose supervisor has died is started again.
+        If the supervisor of a run, the process on this machine that carries it on, has died, the run is restarted with
+        `restart_lost`, else its end is recorded.
         """
         steps = self._record().steps
         there = {run.id: run for run in self.runs()}
@@ -81,8 +82,10 @@ class Graph:
         return [Run(one.run, runs / one.run) for one in self._record().steps if (runs / one.run).is_dir()]
 
     def state(self, fresh_s: float = WATCH_S) -> State:
-        """Return the state of all steps together, as state_of() defines it; a cluster's answer may be `fresh_s` seconds
-        old.
+        """Return the state of all steps together: that of the busiest step while one is active, `succeeded` if all have
+        succeeded, else that of the step that ended worst.
+
+        A cluster's answer may be `fresh_s` seconds old.
         """
         return state_of(self.steps(fresh_s))
 
@@ -98,7 +101,9 @@ class Graph:
         return state
 
     def cancel(self) -> None:
-        """Cancel all runs of the graph, one after the other; a run is cancelled before those that it waits for."""
+        """Cancel all runs of the graph, one after the other, and return once each was asked to end; a run is cancelled
+        before those that it waits for.
+        """
         for run in reversed(self.runs()):
             run.cancel()
 
@@ -128,8 +133,8 @@ class Graph:
         return [run for run in self.runs() if run.id in {step.run for step in (*over, *missing)}]
 
     def _resume(self, record: GraphRecord, step: StepStatus, *, anew: bool, code: bool) -> None:
-        """Resume the run of one step, which then waits for the runs of the steps that it needs; `anew` and `code` are
-        as in resume().
+        """Resume the run of `step`, a step of the graph with this record; the run then waits for the runs of the steps
+        that the step needs. `anew` and `code` are as in resume().
         """
         waits = ", ".join(one.run for one in record.steps if one.name in step.needs)
         overrides = [f"queue.after=[{waits}]", "queue.hold=null", "queue.at=null"] if waits else []
@@ -146,10 +151,11 @@ class Graph:
 
 
 def state_of(steps: Sequence[StepStatus]) -> State:
-    """Return the state of all steps together: the first that a step has of unknown, running, regrouping, starting,
-    queued, failed, interrupted, lost and cancelled, else succeeded.
+    """Return the state of all steps together: the first of these that any step has, or succeeded if none has one of
+    them.
 
-    A step whose run is missing counts as lost.
+    The order is unknown, running, regrouping, starting, queued, failed, interrupted, lost, cancelled. A step whose run
+    is missing counts as lost.
     """
     states = {step.status.state if step.status is not None else State.LOST for step in steps}
     return next((state for state in (*_MOVING, *_WORST) if state in states), State.SUCCEEDED)

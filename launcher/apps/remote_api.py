@@ -283,8 +283,9 @@ def _open_attempt(request: OpenAttempt) -> Outcome:
 
 
 def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dict[RunId, RunNews]:
-    """Return what has changed in the runs since the caller last asked, with at most `events_bytes` of events in
-    total.
+    """Return what has changed in the runs since the caller last asked, with at most `events_bytes` of events in total.
+
+    `wanted` says of each run how much of its records the caller has.
     """
     known = dict(registry.registered())
     asked = [one for one in wanted if one.run in known and known[one.run].is_dir()]
@@ -302,7 +303,8 @@ def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dic
 
 
 def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alone: bool) -> RunNews:
-    """Return what has changed in a run, with at most `most` bytes of its events.
+    """Return what has changed in a run, with at most `most` bytes of its events; `known` says how much of its records
+    the caller has.
 
     `is_alone` tells that the answer has no other run's events so far, so that events which do not fit would never be
     sent.
@@ -391,8 +393,8 @@ def _piece(request: GivePiece) -> bytes:
 
 
 def _tidy(request: TidyRuns) -> list[KeptRemote]:
-    """Return the sizes of what this machine, and others that it can reach, store of the runs and of code that no run
-    needs.
+    """Return how many bytes the runs in the request, and frozen code that no run needs, occupy: on this machine, and on
+    others that it can reach.
 
     With `request.remove`, the runs that have ended and that code are deleted once this machine has measured them.
     """

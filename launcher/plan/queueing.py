@@ -23,7 +23,7 @@ def not_taken(queue: QueueOptions, taken: Collection[str], kind: str) -> list[Mi
     return [Misfit(f"queue.{key}", f"is not known to {kind} clusters", hint) for key in asked if key not in taken]
 
 
-def only_behind(queue: QueueOptions, called: str) -> list[Misfit]:
+def priority_problems(queue: QueueOptions, called: str) -> list[Misfit]:
     """Return a problem if the spec raises its priority: the scheduler, `called` so in the message, only lets users
     lower it.
 

@@ -5,7 +5,7 @@ import pytest
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
-from launcher.plan.queueing import at_once, begun, devices_of, may_wait_here, not_taken, only_behind, with_devices
+from launcher.plan.queueing import at_once, begun, devices_of, may_wait_here, not_taken, priority_problems, with_devices
 from launcher.spec.model import JobSpec, NodeRange, Predecessor, QueueOptions, Recovery, Resources, RunOptions
 
 EIGHT = tuple(map(str, range(8)))
@@ -44,7 +44,7 @@ def test_what_a_place_does_not_know_is_refused_by_its_name():
 
 @pytest.mark.parametrize(("priority", "refused"), [(5, True), (0, False), (-5, False)])
 def test_where_one_can_only_step_back_a_higher_priority_is_refused(priority, refused):
-    assert bool(only_behind(QueueOptions(priority=priority), "Slurm")) == refused
+    assert bool(priority_problems(QueueOptions(priority=priority), "Slurm")) == refused
 
 
 def test_who_has_waited_waits_no_more_but_keeps_its_priority():

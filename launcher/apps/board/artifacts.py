@@ -57,8 +57,8 @@ class Artifacts(msgspec.Struct, frozen=True):
 
 
 def artifacts(run: RunDir) -> Artifacts:
-    """Return the newest files, up to a limit, in the run's `artifacts/` on this machine, including those fetched from
-    other machines.
+    """Return the newest files, at most `_MOST_FILES`, in the run's `artifacts/` on this machine, including those
+    fetched from other machines.
     """
     files = [one for root in _roots(run) for one in _files(run, root)]
     files.sort(key=lambda one: (-one.at, one.name))

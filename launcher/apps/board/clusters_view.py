@@ -1,5 +1,6 @@
-"""Clusters as the board shows them: hosts with their GPUs, the runs on them, and queued runs. Clusters are queried in
-threads, so that one that does not answer delays nothing.
+"""Clusters as the board shows them: hosts with their GPUs, the runs on them, and queued runs. A pool is a cluster that
+is a list of SSH hosts; a row is a run's row in the table of all runs. Clusters are queried in threads, so that one that
+does not answer delays nothing.
 """
 
 import contextlib
@@ -92,8 +93,8 @@ class Survey:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def clusters(self, rows: Sequence[BoardRow]) -> BoardClusters:
-        """Return this machine, the clusters of the clusters file, and pools that only specs of runs name, with their
-        last answers.
+        """Return this machine, the clusters of the clusters file, and pools that only specs of active runs name, with
+        their last answers; `rows`, the rows of all runs, tell which runs are on each.
 
         New queries are started for answers that are out of date; only a cluster that has never answered is waited for,
         for less than a second.
@@ -179,7 +180,8 @@ def _named() -> "tuple[dict[str, ClusterEntry], str]":
 
 
 def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]") -> "dict[str, JobSpec]":
-    """Add to `places` the pools that only specs of active runs name.
+    """Add to `places`, the clusters by name, the pools that are named only by specs of active runs, of which `rows` has
+    a row each.
 
     Return {pool: a spec of one of its runs, with the hosts that any spec of that pool names}.
     """
@@ -223,7 +225,9 @@ def _hosts_of(place: "ClusterEntry", spec: "JobSpec | None") -> list[HostNow]:
 
 
 def with_runs(host: HostNow, rows: Sequence[BoardRow]) -> HostNow:
-    """Return `host` with the runs of its jobs added, for a cluster that reports only jobs."""
+    """Return `host` with the runs added that, by their row in `rows`, belong to one of its batch jobs; a batch system
+    itself reports only jobs.
+    """
     runs = tuple(row.id for row in rows if row.job is not None and row.job in host.jobs)
     return replace(host, runs=(*host.runs, *runs)) if runs else host
 

@@ -37,7 +37,8 @@ class BoardRules:
 
     @classmethod
     def of(cls, keys: Keys, port: int, host: str) -> "BoardRules":
-        """Return the rules of a board that listens at this port of the host name or address `host`.
+        """Return the rules of a board with the token in `keys` that listens at this port of the host name or address
+        `host`.
 
         A token in an address opens only the front page.
         """

@@ -61,8 +61,8 @@ def validations(points: Mapping[str, Iterable[MeasuredPoint]]) -> Iterator[LifeM
     """Yield a mark for each step at which a validation reported a value, if its time is known; `points` has the points
     of each metric by its name.
 
-    If there are many, evenly spread ones are yielded. If a script repeats the last validation's value at every step,
-    only the step with the new value counts.
+    If there are more than `_MOST_VALIDATIONS`, as many evenly spread ones are yielded. If a script repeats the last
+    validation's value at every step, only the step with the new value counts.
     """
     found: dict[int, tuple[float, list[str]]] = {}
     for name in filter(is_of_a_validation, points):

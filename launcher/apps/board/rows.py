@@ -135,18 +135,18 @@ def figures_of(measured: MeasuredRun) -> Figures:
             found = min(points, key=lambda point: (-way * point[0], point[1]), default=None)
             if found is not None:
                 best[name] = found
-    shown = _shown(names)
+    shown = _main_metric(names)
     values = [value for _, _, value in measured.points(shown)]
     return Figures(best, thumbnail(values, _POINTS), shown, last_value(measured))
 
 
 def last_value(measured: MeasuredRun) -> LastValue | None:
     """Return the newest value of the metric in the small curve, or None if none was read."""
-    name = _shown(measured.names)
+    name = _main_metric(measured.names)
     found = measured.newest(name)
     return LastValue(name, number(found[1]), found[0]) if found is not None else None
 
 
-def _shown(names: Sequence[str]) -> str:
-    """Return the name of the metric that represents a run: its loss, else the first one; "" if it has none."""
+def _main_metric(names: Sequence[str]) -> str:
+    """Return the metric in `names` that represents a run: its loss, else the first one; "" if there is none."""
     return next((name for name in names if name == "loss" or name.endswith("/loss")), names[0] if names else "")

@@ -121,12 +121,15 @@ def _line(one: TimedMessage) -> CollectiveLine:
 
 
 def algorithm_bandwidth(size_bytes: int, seconds: float) -> float:
-    """Return the size divided by the time: the bandwidth as the caller of the operation sees it."""
+    """Return the size divided by the time, in bytes per second: the bandwidth as the caller of the operation sees it; 0
+    for no time.
+    """
     return size_bytes / seconds if seconds > 0 else 0.0
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Return the factor by which nccl-tests converts algorithm bandwidth to bus bandwidth.
+    """Return the factor by which nccl-tests converts algorithm bandwidth to bus bandwidth; it is 1 for any operation
+    but those of all ranks, such as `all-reduce`.
 
     Bus bandwidth does not depend on the number of ranks.
     """

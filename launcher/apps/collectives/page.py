@@ -51,7 +51,7 @@ def times_picture(report: CollectivesReport, ranks: int) -> str:
 
 
 def _curves(report: CollectivesReport, ranks: int, value: Callable[[CollectiveLine], float]) -> list[Curve]:
-    """Return the curve of a value for each operation on these ranks.
+    """Return a curve for each operation on these ranks; `value` returns the number that is drawn for one measured line.
 
     An operation has the same colour in every picture.
     """
@@ -65,7 +65,9 @@ def _curves(report: CollectivesReport, ranks: int, value: Callable[[CollectiveLi
 
 
 def _over_sizes(title: str, curves: Sequence[Curve], label: Callable[[float], str]) -> str:
-    """Return a picture (SVG) of curves over message size, with two logarithmic axes; `label` formats the values."""
+    """Return a picture (SVG) with this title of curves over message size, with two logarithmic axes; `label` formats
+    the values.
+    """
     sizes = sorted({count for _, _, points in curves for count, _ in points})
     values = [value for _, _, points in curves for _, value in points]
     low, high = _power(min(values), math.floor), _power(max(values), math.ceil)
@@ -92,9 +94,10 @@ def _power(value: float, rounded: Callable[[float], int]) -> float:
 def _axes(
     sizes: Sequence[int], x: Place, y: Place, low: float, high: float, label: Callable[[float], str]
 ) -> Iterable[str]:
-    """Yield the axes with their labels as SVG; `x` and `y` map values to positions.
+    """Yield the axes with their labels as SVG; `x` and `y` return the position of a size and of a value.
 
-    The vertical axis is from `low` to `high`, whose labels `label` formats.
+    The horizontal axis has a label for each of `sizes` that has room. The vertical one is from `low` to `high`, with a
+    label, as `label` formats it, at each power of ten.
     """
     right = _WIDE - _LEGEND
     yield line([(_LEFT, 16), (_LEFT, _HIGH - _BELOW), (right, _HIGH - _BELOW)], "currentColor")

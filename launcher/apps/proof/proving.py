@@ -85,7 +85,8 @@ class DisturbedRun:
     def _strike(self, kill: PlannedKill) -> Kill:
         """Wait until the step of `kill` is reached, make the kill and return it.
 
-        Only a step of the present generation counts; otherwise the kill would hit a start and not a training.
+        Only a step that was trained after the newest start of the ranks counts; otherwise the kill would hit a start
+        and not a training.
         """
         with contextlib.ExitStack() as stack:
             visit: Visit | None = None

@@ -29,7 +29,9 @@ _LEFT_OUT = ("keep-best", "lr-find", "tensorboard", "fast-dev-run", "overfit-bat
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How many steps of a training warm up, are measured and are traced, and how often metrics are logged."""
+    """How many steps of a training warm up, are measured, and are traced by torch's profiler, and how often, in steps,
+    metrics are logged.
+    """
 
     warm: int
     measured: int

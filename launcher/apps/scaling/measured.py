@@ -1,4 +1,6 @@
-"""Extract the speed of a run from its metrics."""
+"""Extract the speed of a run from its metrics. Some steps are traced: recorded by torch's profiler, and divided by kind
+of work.
+"""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

@@ -189,8 +189,8 @@ class _Measuring:
         return f"{statistics.median(rates):.4g} samples/s" if rates else "no samples_per_s was reported"
 
     def _batch(self, one: Configuration, wanted: Sequence[Configuration]) -> int | None:
-        """Return the batch of a weak scaling, in proportion to that of the fewest ranks in `wanted`, which were
-        measured before.
+        """Return the batch of a configuration of weak scaling: that of the base, the configuration with the fewest
+        ranks in `wanted`, which was measured before, in proportion to the ranks.
 
         Return None if the spec's batch is used. Raise BadInput if the base could not be measured.
         """

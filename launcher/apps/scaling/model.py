@@ -1,6 +1,6 @@
 """A model of a step's time, fitted to a few numbers of ranks to forecast it for others: Amdahl's law and an all-reduce,
-around a ring or along a tree. It is fitted many times to resampled measurements, from which the uncertainty follows.
-Pure.
+around a ring or along a tree. It is fitted many times to resampled measurements, from which the uncertainty follows. A
+point is the measurement of one strategy, scaling (strong or weak) and number of ranks. Pure.
 
 step(ranks) = serial + divided / ranks + hops(ranks) latency + 2 (ranks - 1) / ranks transfer
 
@@ -89,9 +89,10 @@ class Fitted:
         return Fit(serial, divided, latency, transfer, tree)
 
     def speedup(self, ranks: int, base: int, times: float = 1.0) -> tuple[float, float, float]:
-        """Return (median, low, high) of the speed-up of `ranks` against `base` ranks, in samples per second.
+        """Return (median, 5th percentile, 95th percentile) of how many times as many samples a second `ranks` ranks
+        train as `base` ranks.
 
-        A step on `ranks` has `times` as many samples.
+        A step on `ranks` has `times` as many samples as one on `base`.
         """
         found = sorted(
             times * fit.step(base) / fit.step(ranks) * math.exp(self.misfit * noise)
@@ -220,8 +221,8 @@ def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tup
     """Return (models, forecasts) for each strategy and scaling that was measured and traced on at least two numbers of
     ranks.
 
-    Ranks that share cores are left out, since their speed tells nothing about more machines. So are baselines, since
-    the model assumes an all-reduce.
+    Ranks that share cores are left out, since their speed tells nothing about more machines. So are the strategies dp,
+    master and mp, which are only measured for comparison, since the model assumes an all-reduce.
     """
     models, forecasts = list[ScalingModel](), list[ScalingForecast]()
     for strategy, scaling in dict.fromkeys((one.strategy, one.scaling) for one in points):

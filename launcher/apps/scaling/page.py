@@ -1,4 +1,6 @@
-"""Write a report on scaling as an HTML page that needs no network, as Markdown, and as JSON."""
+"""Write a report on scaling as an HTML page that needs no network, as Markdown, and as JSON. A point is the measurement
+of one strategy, scaling (strong or weak) and number of ranks.
+"""
 
 import html
 import math

@@ -151,7 +151,9 @@ class Batcher(Generic[Client]):
 
 
 class BatchPace:
-    """How long an input takes, as a moving mean over batches. Clients that are refused are told when to retry by it."""
+    """The seconds that an input takes to compute, as a moving mean over batches. A client whose inputs are refused is
+    told by it when to retry.
+    """
 
     def __init__(self, weight: float = 0.2) -> None:
         self._weight = weight
@@ -163,6 +165,8 @@ class BatchPace:
         self._each_s = each if self._each_s is None else self._each_s + self._weight * (each - self._each_s)
 
     def retry_after_s(self, waiting: int, workers: int) -> int:
-        """Return in how many seconds all inputs that wait now will have been answered, for the Retry-After header."""
+        """Return the value of a Retry-After header: in how many seconds `workers` workers will have answered the inputs
+        of `waiting` clients, at least 1 and at most `_LONGEST_RETRY_S`.
+        """
         seconds = waiting * (self._each_s or 0.0) / max(1, workers)
         return max(1, min(math.ceil(seconds), _LONGEST_RETRY_S))

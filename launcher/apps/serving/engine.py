@@ -200,7 +200,7 @@ class Engine:
     ) -> list[Computed]:
         """Return the answers once all have come; raise the first error, or TookTooLong after the time limit.
 
-        `found` has a future or a cached answer for each input.
+        For each input `keyed` has its key and encoding, and `found` a future or a cached answer, in the same order.
         """
         futures = [(key, one) for (key, _), one in zip(keyed, found, strict=True) if not isinstance(one, bytes)]
         try:
@@ -223,7 +223,7 @@ class Engine:
         return future
 
     def _from_cache(self, answer: Any) -> Computed:
-        """Return a cached answer as a Computed, with the step of the present workers' checkpoint."""
+        """Return a cached answer, which is JSON, as a Computed, with the step of the present workers' checkpoint."""
         return Computed(answer, self.step, cached=True)
 
     def _pump(self) -> None:
@@ -279,7 +279,7 @@ class Engine:
     # -- workers
 
     def free(self, worker: ServingWorker) -> None:
-        """Give an idle worker its next batch, or close it if it has been retired."""
+        """Record that a worker is idle and give it its next batch, or close it if it gets no more batches."""
         if worker.retired:
             worker.close()
         elif not worker.gone.is_set():
@@ -365,8 +365,8 @@ class WorkerGroup:
         """Start a group of workers for the checkpoint `choice` (None: the service loads without one), and return it
         once all are ready.
 
-        Its pool is forked from that of `before`, the group that answers now, if possible (None: there is none). Raise
-        NotLoaded if the checkpoint cannot be loaded.
+        `before` is the group that answers now (None: there is none); if its pool lives and can be forked, the new pool
+        is a fork of it, else a new process. Raise NotLoaded if the checkpoint cannot be loaded.
         """
         group = cls(engine, served, options, choice)
         try:
@@ -396,8 +396,8 @@ class WorkerGroup:
         await asyncio.gather(*(pool.wait_until_ended() for pool in self._started))
 
     async def _load(self, before: "WorkerGroup | None" = None) -> None:
-        """Start a pool that has loaded the checkpoint: as a fork of the pool of `before` if possible, else as a new
-        process.
+        """Start a pool that has loaded the checkpoint: as a fork of the pool of `before` if that lives and can be
+        forked, else as a new process. Raise NotLoaded if it cannot be loaded.
         """
         where = str(self._served.checkpoints if self._choice is None else self._choice.path)
         parent = before._pool if before is not None and not before.loaded.unfit else None  # noqa: SLF001 - one of us

@@ -88,7 +88,7 @@ def application(engine: Engine, run: str, *, tells_hits: bool) -> FastAPI:
 
 
 async def _predict_one(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
-    """Compute the input in a request body; return (the answer as JSON, the answer in a list)."""
+    """Compute the input in a request body; return (the answer as JSON, a list with only that answer)."""
     (found,) = await engine.ask([engine.inputs.one(body)])
     return found.json, [found]
 
@@ -150,17 +150,19 @@ def _unfit(where: Location, why: str) -> Response:
 
 
 def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with the HTTP status `status` and this error text as JSON."""
+    """Return a response with the HTTP status `status`, these headers, and this error text as JSON."""
     return JSONResponse({"detail": text}, status, headers)
 
 
 def _list_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a list of such values."""
+    """Return the JSON Schema of a list whose elements have the schema `schema`."""
     return {"type": "array", "items": schema}
 
 
 def _described(summary: str, asked: Mapping[str, Any], answered: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what FastAPI needs to describe a route on the OpenAPI page: the schemas of its input and its answer."""
+    """Return the arguments with which FastAPI describes a route on the OpenAPI page: a summary, and the JSON Schemas of
+    its input (`asked`) and its answer (`answered`).
+    """
     body = {"required": True, "content": {_JSON: {"schema": asked}}}
     responses: dict[int | str, Any] = {
         200: {"description": "The answer.", "content": {_JSON: {"schema": answered}}},

@@ -1,5 +1,6 @@
-"""Conduct one round of a sweep: read trials and their runs, decide, act. Every action can be repeated
-after a kill.
+"""Conduct one round of a sweep: read trials and their runs, decide, act. Every action can be repeated after a kill.
+Below, `entries` are the trials as Optuna's journal has them, `trials` the same with the state of their runs, and
+`views` has the state of each run by its id.
 """
 
 import time
@@ -46,7 +47,7 @@ class _RetryDelay:
     said: str = ""
 
     def failed(self, now: float, said: str) -> None:
-        """Record the error of a failed action at time `now`, and set the time of the next try."""
+        """Record the error `said` of a failed action at the Unix time `now`, and set the time of the next try."""
         self.until = now + _RETRY_S[min(self.failures, len(_RETRY_S) - 1)]
         self.failures += 1
         self.said = said
@@ -54,8 +55,9 @@ class _RetryDelay:
 
 @dataclass(slots=True)
 class Round:
-    """A round of the conductor, which can be repeated. All of its state is on disk, except `patience` (when to try
-    again) and the run that will be started next.
+    """A round of the conductor, which can be repeated. `record` has the sweep's settings, `book` its trials in Optuna's
+    journal, and `runs` the operations on their runs. All of its state is on disk, except `patience` (when to try again)
+    and the run that will be started next.
     """
 
     sweep: SweepDir

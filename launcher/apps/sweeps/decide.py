@@ -266,8 +266,8 @@ def _actions_for(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
 
 
 def _actions_if_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
-    """Yield the next action for a trial whose run was cancelled: resume it if the user ordered that, record it as
-    failed, or nothing while the sweep is being stopped.
+    """Yield the next action for trial `number`, whose run was cancelled: resume it if the user ordered that, record it
+    as failed, or nothing while the sweep is being stopped.
     """
     if aim.reviving:
         yield ReviveTrial(number)
@@ -276,8 +276,8 @@ def _actions_if_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
 
 
 def _actions_if_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialAction]:
-    """Yield the next action for a trial whose run was lost: resume it, or record it as failed once it was resumed
-    MOST_REVIVALS times.
+    """Yield the next action for trial `number`, whose run was lost: resume it, or record it as failed once it was
+    resumed MOST_REVIVALS times.
 
     Nothing is resumed while the sweep is being stopped.
     """
@@ -288,7 +288,9 @@ def _actions_if_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialActi
 
 
 def _valued(number: int, run: TrialRun, metric: str) -> TellTrial:
-    """Return the action that records a completed trial: with its value, or as failed if it has no finite one."""
+    """Return the action that records trial `number`, whose run has succeeded: with its value, or as failed if it has no
+    finite one; the reason then names the metric.
+    """
     value = run.value
     if value is None:
         others = f"; it has reported {', '.join(run.reported)}" if run.reported else ", nor anything else"

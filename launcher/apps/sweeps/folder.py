@@ -32,12 +32,12 @@ class SweepDir:
     spec = NamedFile("spec.yaml")  # as it was when the sweep started
     code = NamedFile("code")  # which every trial runs
     journal = NamedFile("journal.log")  # of Optuna
-    wanted = NamedFile("wanted.json")
+    wanted = NamedFile("wanted.json")  # how many trials the user wants
     order = NamedFile("order.json")  # the user's last order
-    state = NamedFile("state.json")
+    state = NamedFile("state.json")  # as the conductor last wrote it
     lock = NamedFile(".lock")  # held by the process that conducts the sweep
-    conductor = NamedFile("conductor.json")
-    log = NamedFile("conductor.log")
+    conductor = NamedFile("conductor.json")  # the process that conducts the sweep
+    log = NamedFile("conductor.log")  # of that process
 
     @property
     def id(self) -> RunId:

@@ -134,7 +134,7 @@ def _drawn(study: "Study", kinds: Sequence[str], form: str, out: Path) -> tuple[
 
 
 def _bars(plt: Any, told: Mapping[str, float]) -> None:
-    """Draw a horizontal bar for each number with matplotlib (`plt`)."""
+    """Draw a horizontal bar with its name for each number in `told` with matplotlib (`plt`)."""
     names = [*told][::-1]
     _, axes = plt.subplots()
     axes.barh(names, [told[name] for name in names])

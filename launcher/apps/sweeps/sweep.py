@@ -191,7 +191,7 @@ class Sweep:
     """A sweep: many runs of one spec, called trials, that differ in some options."""
 
     id: RunId
-    path: Path
+    path: Path  # its folder
 
     @classmethod
     def get(cls, ref: str) -> "Sweep":

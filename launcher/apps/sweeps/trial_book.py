@@ -1,6 +1,6 @@
-"""The trials of a sweep in Optuna's journal: their options, reported values, and how each ended. A kill at any moment
-loses nothing: a trial is created, then its values are chosen, then its run's id is written, and only then is the run
-started.
+"""The trials of a sweep in Optuna's journal: their options, reported values, and how each ended. A trial is known by
+its `number`. In successive halving, trials are compared at certain steps, called rungs. A kill at any moment loses
+nothing: a trial is created, then its values are chosen, then its run's id is written, and only then is the run started.
 """
 
 import contextlib
@@ -93,7 +93,8 @@ def suggested(trial: Trial, space: Mapping[str, Dimension]) -> Point:
 
 
 def foreseen(options: SweepOptions, seed: int, count: int) -> list[Point]:
-    """Return the first `count` points of a search that ignores results.
+    """Return the first `count` points of the search in `options`, which must be one that ignores results, with the
+    random seed `seed`.
 
     A larger count begins with the same points.
     """

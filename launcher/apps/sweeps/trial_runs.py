@@ -38,7 +38,9 @@ Reports = Sequence[tuple[int, float]]  # steps and values
 
 
 class NotYet(Exception):
-    """Raised if a run cannot start yet, because the modules that all runs need are still being imported."""
+    """Raised if a run cannot start yet, because the modules that all runs need are still being imported by the process
+    from which their ranks are forked.
+    """
 
 
 class Trials(Protocol):
@@ -70,7 +72,7 @@ class Trials(Protocol):
 
 
 def run_id_of(sweep: RunId, number: int) -> RunId:
-    """Return the run id of a trial, such as `resnet-7k3f-t0007`."""
+    """Return the run id of trial `number` of the sweep with the id `sweep`, such as `resnet-7k3f-t0007`."""
     return parse_run_id(f"{sweep}-t{number:04d}")
 
 

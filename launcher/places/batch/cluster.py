@@ -23,7 +23,7 @@ from launcher.places.kinds import of_kind
 from launcher.places.place import CancelReport, HostNow, Place, Preview
 from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import AwaitedRun, Plan
-from launcher.plan.queueing import not_taken, only_behind
+from launcher.plan.queueing import not_taken, priority_problems
 from launcher.run.attempts import newest, read_plan
 from launcher.run.avoided import avoided, forget, has_expired
 from launcher.run.durable import read_record, readable, write_record
@@ -219,7 +219,7 @@ class BatchCluster(Place):
         priority, which would count among all users' jobs.
         """
         taken = not_taken(spec.queue, self.takes, self.kind)
-        return [*taken, *only_behind(spec.queue, self.queue.called), *dependency_problems(self.queue, awaited)]
+        return [*taken, *priority_problems(spec.queue, self.queue.called), *dependency_problems(self.queue, awaited)]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         """Submit the jobs that a killed submitter did not, and end jobs that were submitted twice."""

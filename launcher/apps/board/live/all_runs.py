@@ -162,7 +162,7 @@ class AllRuns:
     def look(self) -> RowChanges:
         """Read the runs that may have changed, and return the rows that have changed since the last call.
 
-        At most a thousand runs are read for the first time by one call; `complete` is True once all were.
+        At most a thousand runs are read for the first time by one call; the attribute `complete` is True once all were.
         """
         runs = self._listed.now()
         gone = [run_id for run_id in self._known if run_id not in runs]
@@ -194,9 +194,9 @@ class AllRuns:
 
     def _due(self, runs: Mapping[str, api.Run]) -> list[api.Run]:
         """Return the runs to be read now: new ones, those whose records have changed, and active ones that were not
-        read for `_SILENT_S` seconds.
+        read for `_SILENT_S` seconds; `runs` are all runs by id.
 
-        Runs that have ended are only looked at every `_ENDED_S` seconds.
+        The records of runs that have ended are checked for changes only every `_ENDED_S` seconds.
         """
         now = self._clock()
         known = [self._known[run_id] for run_id in self._going]
@@ -211,7 +211,7 @@ class AllRuns:
         return [*(one.run for one in due), *new]
 
     def _read_due(self, due: Sequence[api.Run]) -> list[_Looked]:
-        """Read the runs in `due` and return them.
+        """Read the status of each run in `due` and return it with the run.
 
         A run on another cluster is shown as this disk has it, until the cluster has answered.
         """
@@ -274,7 +274,9 @@ class AllRuns:
                 self._store_one(*looked)
 
     def _store_one(self, one: api.Run, status: RunStatus, changed: tuple[int, ...]) -> None:
-        """Store a run that was read; its labels are read again if they have changed."""
+        """Store a run that was read, with the times of change of its records (`changed`) from before that; its labels
+        are read again if they have changed.
+        """
         known = self._known.get(one.id)
         if known is None:
             self._known[one.id] = known = SeenRun.of(one, status, changed)

@@ -1,5 +1,5 @@
 """Read the state of runs once for all open pages, and send each page the changes in what it shows, as server-sent
-events.
+events. One such reading of all runs is a round; a thread makes one after the other.
 """
 
 import asyncio
@@ -182,7 +182,7 @@ class OpenPage:
     lock: threading.Lock = field(default_factory=threading.Lock)  # one thread puts messages, another takes them
 
     def send(self) -> None:
-        """Queue the changes of this round as one message."""
+        """Queue the changes of the present round, if there are any, as one message to the page."""
         if self.changes:
             data, self.changes = b"".join(self.changes), []
             self.put(data)
@@ -286,7 +286,7 @@ class Feed:
             self._wake.wait(0.0 if goes_on else _LOOK_S if self._pages else _IDLE_S)
 
     def _look(self) -> None:
-        """Read all runs once, and queue the changes for all pages."""
+        """Read all runs once, as one round, and queue the changes for all pages."""
         seen, drawn = self.runs.look(), self.runs.draw(time.monotonic() + _DRAW_S)
         pages = list(self._pages)  # now: who came meanwhile has asked for the rows of before
         try:

@@ -249,12 +249,12 @@ class MeasuredRun:
         for key, lines in heapq.merge(*streams, key=lambda part: part[0]):
             if self._is_new(0, key, again=again):
                 self._first = None
-            self._report(lines)
+            self._add_reports(lines)
         starts = [self._written_in(file) for file in map(self._file, self._trainer_files())]
         for key, written in heapq.merge(*starts, key=lambda part: part[0]):
             self._is_new(1, key, again=again)
             for line in written:
-                self._write(line)
+                self._add_written_line(line)
 
     def _reports(self) -> list[Path]:
         """Return the agents' files of reports."""
@@ -306,18 +306,18 @@ class MeasuredRun:
             if lines:
                 yield file.key, lines
 
-    def _report(self, lines: list[ReportLine]) -> None:
+    def _add_reports(self, lines: list[ReportLine]) -> None:
         """Add new reports of one start; the values of steps that the start repeats are dropped."""
         least = min(map(_step, lines))
         if self._first is None or least < self._first:
             if self._reported.cut(least, self._first):
                 self.rewinds.append(least)
             self._first = least
-        if not self._in_bulk(lines):
+        if not self._add_in_bulk(lines):
             for line in lines:
-                self._report_one(line)
+                self._add_report(line)
 
-    def _in_bulk(self, lines: list[ReportLine]) -> bool:
+    def _add_in_bulk(self, lines: list[ReportLine]) -> bool:
         """Append many reports at once, if they are of one rank with the same metrics and ascending steps.
 
         Return whether that was possible. It is thirty times as fast as one by one.
@@ -334,7 +334,7 @@ class MeasuredRun:
         self._reported.extend(steps, [line.at for line in lines], columns, min(rank, _MOST_RANKS))
         return True
 
-    def _report_one(self, line: ReportLine) -> None:
+    def _add_report(self, line: ReportLine) -> None:
         """Add the values of one report."""
         place = self._reported.row(line.step, line.at)
         for name, value in line.values.items():
@@ -355,8 +355,10 @@ class MeasuredRun:
             if lines:
                 yield file.key, lines
 
-    def _write(self, line: Mapping[str, Any]) -> None:
-        """Add a line that the trainer wrote; a line about a start drops the values of steps that are repeated."""
+    def _add_written_line(self, line: Mapping[str, Any]) -> None:
+        """Add the values of a line that the trainer wrote; a line about a start drops the values of steps that are
+        repeated.
+        """
         start, step = line.get(START), line.get(STEP)
         if isinstance(start, int):
             first = max(start + 1, -MOST_STEP)
