@@ -44,7 +44,8 @@ class StepStatus:
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A graph: the runs of one file with steps, each of which starts once the runs of the steps that it needs have
-    succeeded.
+    succeeded. Asking for the state of its steps restarts a run whose supervisor, the process on this machine that
+    carries the run on, has died.
     """
 
     id: RunId
@@ -68,8 +69,7 @@ class Graph:
     def _steps(self, fresh_s: float, *, restart_lost: bool) -> list[StepStatus]:
         """Return all steps with their status; a cluster's answer may be `fresh_s` seconds old.
 
-        If the supervisor of a run, the process on this machine that carries it on, has died, the run is restarted with
-        `restart_lost`, else its end is recorded.
+        If the supervisor of a run has died, the run is restarted with `restart_lost`, else its end is recorded.
         """
         steps = self._record().steps
         there = {run.id: run for run in self.runs()}

@@ -1,5 +1,6 @@
 """`launch _far`, which runs on a login node: it answers requests on stdin until the input ends. A request that starts
-something is carried out once, however often it comes, and its result is stored, so that a lost connection does no harm.
+something has a unique token; it is carried out once, however often it comes, and its result is stored, so that a lost
+connection does no harm. A part of a run is one of its roles, with a script and a folder of its own.
 """
 
 import contextlib
@@ -252,7 +253,7 @@ def _keep_piece(request: KeepPiece) -> None:
 
 
 def _checkpoints(token: Token) -> Path:
-    """Return the folder for checkpoints that were sent with the request of this token."""
+    """Return the folder for checkpoints that were sent ahead of the request with this token."""
     return token.path / "checkpoints"
 
 
@@ -381,8 +382,8 @@ def _list_outputs(run: RunDir, plan: Plan) -> None:
 
 
 def _piece(request: GivePiece) -> bytes:
-    """Return a piece of a checkpoint's file, from the offset `request.at` on, or of its manifest if the request names
-    no file.
+    """Return a piece, at most `PIECE_BYTES` bytes, of a checkpoint's file from the offset `request.at` on, or of its
+    manifest if the request names no file.
     """
     folder = checkpoint_folder(RunDir(_part(request.run, request.role).path))
     if not request.name:

@@ -1,7 +1,7 @@
 """Define the plan: all that is decided before anything starts, written once as plan.json and read by every agent, the
-launcher's process on each node. A generation is one start of all ranks. A run of several programs has a role for each,
-with a plan of its own; the plan of one role, the main one if there is one, contains those of the others, the side
-roles.
+launcher's process on each node. An attempt is one batch job, or one start on a pool's hosts; a generation is one start
+of all ranks in it. A run of several programs has a role for each, with a plan of its own; the plan of one role, the
+main one if there is one, contains those of the others, the side roles.
 """
 
 import msgspec

@@ -1,7 +1,7 @@
-"""Adapt a plan to the hosts that a run has got: which nodes are on which, what is needed of each, and who votes. On
-each host runs an agent of the launcher; that of the first one includes the coordinator, which decides restarts. An SSH
-pool without a shared disk elects its leader: half of the hosts that opened an attempt have to be together. A run of
-several programs has a role for each; side roles are those beside the main one.
+"""Adapt a plan to the hosts that a run has got: which nodes are on which, what is needed of each, and who votes. An
+attempt is one start of the run on hosts. On each host runs an agent of the launcher; that of the first one includes the
+coordinator, which decides restarts. An SSH pool without a shared disk elects its leader: half of the hosts that opened
+an attempt have to be together. A run of several programs has a role for each; side roles are those beside the main one.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Choose the modules that the zygote imports before it forks ranks."""
+"""Choose the modules that the zygote, a process on each node that forks the ranks, imports before it does."""
 
 from collections.abc import Collection
 

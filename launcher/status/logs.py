@@ -1,6 +1,6 @@
 """The merged log of a run: the lines of all ranks by time and then by rank, read in bounded memory. A generation is one
-start of all ranks within an attempt. Generations follow one another, because all ranks of one have exited before those
-of the next start.
+start of all ranks within an attempt; setup is the shell code that runs before the first one on each node. Generations
+follow one another, because all ranks of one have exited before those of the next start.
 
     logs/a0001.g0002/rank-00003.log ─ RankLog ─┐
     logs/a0001.g0002/rank-00004.log ─ RankLog ─┴─ merged by time ─► LogLine, with the node that the rank ran on

@@ -1,4 +1,5 @@
-"""Read one log file as it grows. Beside each log, the agent writes a `.times` file, whose lines say how long the log
+"""Read one log file as it grows: that of a rank, or of the setup, the shell code that runs on a node before its ranks.
+Beside each log, the agent (the launcher's process on the node) writes a `.times` file, whose lines say how long the log
 was at which time; the times of log lines come from it.
 """
 

@@ -29,14 +29,14 @@ class RestartReader:
         self._late = late
 
     def read(self) -> None:
-        """Read the restarts that were recorded since the last call."""
+        """Read the restarts that were recorded since this was last called."""
         while data := self._tail.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             events = (record_in(line, Event) for line in lines)  # the log is worth reading without what is torn
             self._due.extend(event for event in events if event is not None and event.kind in _KINDS)
 
     def before(self, attempt: int, generation: int) -> Iterator[str]:
-        """Yield a text line for each restart that was recorded since the last call and came before this generation."""
+        """Yield a text line for each restart that was read, came before this generation, and was not yielded yet."""
         told = not self._late
         while self._due and _ended_generation(self._due[0]) < (attempt, generation):
             event = self._due.popleft()
@@ -45,7 +45,9 @@ class RestartReader:
         self._late = False
 
     def all(self) -> Iterator[str]:
-        """Yield a text line for each restart after which no rank has written to the log yet."""
+        """Yield a text line for each restart that was read and not yielded yet: those after which no rank has written
+        to the log.
+        """
         yield from self.before(_NEVER, 0)
 
 

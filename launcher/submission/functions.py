@@ -117,8 +117,9 @@ def result_of(run: RunDir, status: RunStatus, *, unpickle: bool) -> Any:
     """Return what rank 0 of an ended run returned, from files on this machine, or raise the exception that a rank
     raised.
 
-    Raise RunFailed if the exception cannot be rebuilt here, or the run ended otherwise. Anything but plain data is
-    loaded only with `unpickle`, because that may run code of anyone who could write the file; raise Refused without it.
+    `status` is the status of the run. Raise RunFailed if the exception cannot be rebuilt here, or if the run failed, or
+    left no result, without one. Anything but plain data is loaded only with `unpickle`, because that may run code of
+    anyone who could write the file; raise Refused without it.
     """
     found = [*_results(run, status)]
     if status.state is not State.SUCCEEDED:

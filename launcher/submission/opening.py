@@ -1,6 +1,7 @@
 """Turn requests into runs. A request is a checked spec with its cluster and code. After all checks, each run's folder
-is written under a temporary name and renamed; from the rename on the run exists. Its supervisor boots meanwhile, and
-begins once the folder is there. An override, such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
+is written under a temporary name and renamed; from the rename on the run exists. Its supervisor, the process that
+carries it to its end, boots meanwhile, and begins once the folder is there. An override, such as `run.args.lr=0.1`,
+sets one option of the spec, as `--set` does.
 
 read spec ─ facts ─ check ─► supervisor boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go
 """

@@ -72,7 +72,7 @@ def open_prediction(
 
 
 def _mentions_predict(script: Path) -> bool:
-    """Return whether the script's text contains the word `predict`.
+    """Return whether the script's text contains the word `predict`; raise Refused if it cannot be read.
 
     A script that has no such option, and ignores unknown ones, would train instead.
     """

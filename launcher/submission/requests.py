@@ -1,5 +1,6 @@
-"""Read a request for a run, and check all that can be checked before the run exists. An override, such as
-`run.args.lr=0.1`, sets one option of the spec, as `--set` does.
+"""Read a request for a run, and check all that can be checked before the run exists. An attempt is one batch job of a
+run, or one start on a pool's hosts. A run of several programs has a role for each; a side role is one beside the main
+one. An override, such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""Lines of a run's merged log, page by page, beginning with the last lines."""
+"""Lines of a run's merged log, page by page, beginning with the last lines. They are from ranks, or from a node's
+setup: the shell code that runs first there. A generation is one start of all ranks within an attempt.
+"""
 
 import re
 from collections import deque

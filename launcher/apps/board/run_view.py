@@ -64,8 +64,8 @@ class BoardNode(msgspec.Struct, frozen=True):
 
 
 class BoardRole(msgspec.Struct, frozen=True):
-    """A role of a run beside its main role, with a script and ranks of its own, or one rank of such a role whose ranks
-    restart alone. `words` says why it is in its state; `members` are its ranks.
+    """A role of a run beside its main role, with a script and ranks of its own; of a role with `restart: alone`, a
+    single rank. `words` says why it is in its state; `members` are its ranks.
     """
 
     name: str

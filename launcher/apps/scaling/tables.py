@@ -1,4 +1,6 @@
-"""Tables of a scaling report as rows of text, for a terminal and for pages."""
+"""Tables of a scaling report as rows of text, for a terminal and for pages. A point is the measurement of one strategy,
+scaling (strong or weak) and number of ranks.
+"""
 
 from collections.abc import Iterator, Sequence
 

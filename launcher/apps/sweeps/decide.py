@@ -38,8 +38,8 @@ class Rung:
     """
 
     number: int
-    better: int  # how many of these are better
-    of: int
+    better: int  # how many trials that have reached it are better
+    of: int  # how many trials have reached it
 
     def is_climbed(self, factor: int) -> bool:
         """Return whether the trial is among the best `1/factor` at its rung; the best one always is."""

@@ -18,7 +18,7 @@ _MOST = 100_000
 
 
 def override_of(key: str, value: Word) -> str:
-    """Return the `--set` override that gives the option `key` this value."""
+    """Return the `--set` override, such as `run.args.lr=0.1`, that gives the option `key` this value."""
     return f"{key}={json.dumps(value) if isinstance(value, str | bool) else repr(value)}"
 
 

@@ -1,4 +1,6 @@
-"""Guard a web application: check who may call it, and limit how much of a request is read."""
+"""Guard a web application: check who may call it, and limit how much of a request is read. When a server starts, it
+prints an address that contains its token, for a browser to open.
+"""
 
 import ipaddress
 from collections.abc import Callable, Collection
