@@ -78,7 +78,7 @@ def build(
         project=project.path,
         run_dir=place.run_dir,
         workdir=posixpath.normpath(posixpath.join("code", spec.run.workdir)),
-        spec=_settled(spec, machine),
+        spec=_with_time_limit_budget(spec, machine),
         overrides=overrides,
         defaults=place.defaults,
         entry=_entry(spec, project, python),
@@ -157,7 +157,7 @@ def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int
     return max(1, machine.cpus * gpus // len(machine.gpus) // ranks) if gpus and machine.gpus else 1
 
 
-def _settled(spec: JobSpec, machine: Machine) -> JobSpec:
+def _with_time_limit_budget(spec: JobSpec, machine: Machine) -> JobSpec:
     """Return the spec with a default for `recovery.time_limit`, the number of restarts after a job has reached its time
     limit: unlimited if the cluster limits each job, so that the run continues in the next job, else 0.
     """

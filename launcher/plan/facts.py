@@ -55,7 +55,7 @@ class Project:
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
     """The identity of a new run: its id, cluster and paths. `defaults` are the cluster's values for options of the
-    spec, as YAML; `repeat` is its number among several runs of one spec, and `umask` that of its user.
+    spec, as YAML; `repeat` is its index among several runs of one spec, and `umask` that of its user.
     """
 
     run_id: RunId
@@ -65,5 +65,5 @@ class RunIdentity:
     spec_file: str  # absolute
     submitted_at: float  # Unix time
     defaults: tuple[tuple[str, str], ...] = ()  # the cluster's values for options of the spec, as YAML
-    repeat: int | None = None  # its number among several runs of one spec
+    repeat: int | None = None  # its index, from 0, among several runs of one spec
     umask: int | None = None  # of the user; None: not known

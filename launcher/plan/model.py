@@ -1,7 +1,8 @@
 """Define the plan: all that is decided before anything starts, written once as plan.json and read by every agent, the
-launcher's process on each node. An attempt is one batch job, or one start on a pool's hosts; a generation is one start
-of all ranks in it. A run of several programs has a role for each, with a plan of its own; the plan of one role, the
-main one if there is one, contains those of the others, the side roles.
+launcher's process on each node. The zygote is a process on each node that forks the ranks. An attempt is one batch job,
+or one start on a pool's hosts; a generation is one start of all ranks in it. A run of several programs has a role for
+each, with a plan of its own; the plan of one role, the main one if there is one, contains those of the others, the side
+roles.
 """
 
 import msgspec
@@ -67,7 +68,7 @@ class Plan(msgspec.Struct, frozen=True):
     run_id: RunId
     name: str
     cluster: str  # `local`, or a name in the clusters file
-    cluster_kind: str
+    cluster_kind: str  # such as slurm or ssh
     submitted_at: float  # Unix time
     spec_file: str  # absolute path as submitted, for messages
     project: str  # absolute path of the folder whose code was frozen
@@ -104,7 +105,7 @@ class Plan(msgspec.Struct, frozen=True):
     roles: tuple["Plan", ...] = ()  # plans of the side roles, in that of the main role or, without one, of the first
     first_host: int = 0  # index of its node 0 among the run's hosts
     first_gpu: int = 0  # index of its first GPU among those that the run has on a host
-    first_attempt: int = 1  # of a side role: above the attempts that it has had, here or elsewhere
+    first_attempt: int = 1  # of a side role: number of its next attempt, above those that it has had here or elsewhere
     ports: tuple[str, ...] = ()  # names of the further ports of each rank
     coordinator: str = ""  # address of the machine with its coordinator; "": node 0's agent includes it
     addresses: dict[str, tuple[str, ...]] = {}  # by role, or role_port: HOST:PORT of each rank, once it starts

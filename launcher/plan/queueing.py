@@ -64,8 +64,8 @@ def devices_of(plan: Plan) -> int:
 
 
 def with_devices(plan: Plan, devices: tuple[str, ...]) -> Plan:
-    """Return the plan with the GPUs `devices` divided in order among its nodes and then those of the plans in
-    `plan.roles`.
+    """Return the plan with the GPUs `devices`, as CUDA_VISIBLE_DEVICES names them, divided in order among its nodes and
+    then those of the plans in `plan.roles`.
     """
     each = plan.gpus_per_node
     roles, left = [], devices[each * plan.nodes_max :]

@@ -31,7 +31,7 @@ def without_secrets(text: str, secrets: Collection[str]) -> str:
     """Return the text with `(secret)` in place of each of the values in `secrets`; the longest is replaced first, as
     one may be part of another.
 
-    Values that are too short to be secrets are left as they are.
+    Values of fewer than 4 characters are left as they are.
     """
     for one in sorted((secret for secret in secrets if len(secret) >= _LEAST), key=len, reverse=True):
         text = text.replace(one, "(secret)")

@@ -46,7 +46,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     state: Condition
     reason: str  # why it is not complete, or ""
     path: str
-    saved_at: float | None = None  # this and the next four are None if the manifest cannot be read
+    saved_at: float | None = None  # Unix time; this and the next four are None if the manifest cannot be read
     size_bytes: int | None = None
     world_size: int | None = None
     attempt: int | None = None
@@ -126,8 +126,8 @@ def checkpoint_folder(run: RunDir) -> Path:
 
 
 def checkpoint_folders(run: RunDir) -> list[Path]:
-    """Return the two directories in which a run may save: its checkpoint directory and, if the workdir is in the frozen
-    code, the directory of the same name in the workdir.
+    """Return the directories in which a run may save: its checkpoint directory and, if the workdir is in the frozen
+    code, also the directory of the same name in the workdir.
 
     A script that calls `Checkpointer("checkpoints")` itself saves in the workdir.
     """

@@ -61,8 +61,8 @@ class Comparison(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the compared runs with its facts; `figures` are summaries of its metrics, and `found` are the environments
-    of its nodes.
+    """One of the compared runs with its facts; `figures` are summaries of its metrics by name, and `found` are the
+    environments of its nodes.
     """
 
     run: RunDir

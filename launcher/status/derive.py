@@ -81,9 +81,9 @@ class RunStatus(msgspec.Struct, frozen=True):
     job: str | None = None  # its id in the batch system
     avoided: tuple[Exclusion, ...] = ()  # nodes that were lost, and are not used for a while
     second_copies: bool = False  # nodes have separate disks, and checkpoints get copies on a second one
-    safe_checkpoint: int | None = None  # the newest that survives the loss of any one disk
+    safe_checkpoint: int | None = None  # step of the newest one that survives the loss of any one disk
     memory_copy: int | None = None  # the newest step whose snapshot in memory survives the loss of any one node
-    roles: dict[str, "RunStatus"] = {}  # the side roles of a run of several programs
+    roles: dict[str, "RunStatus"] = {}  # the side roles of a run of several programs, by name
     loads: tuple[NodeLoad, ...] = ()  # what each node's machine and ranks use, as last sampled; empty after the end
     last_rank: LastRank | None = None  # the rank for which the others wait in collectives
 
@@ -159,10 +159,10 @@ def derive(facts: RunFacts) -> RunStatus:
 
 
 def _with_answer(role: RunFacts, answer: ClusterAnswer | None, whole: _Verdict) -> RunFacts:
-    """Return the facts of a side role, where `whole` is the conclusion about the whole run.
+    """Return the facts about a side role, where `whole` is the conclusion about the whole run.
 
-    If the role's supervisor is on a machine that cannot be checked from here, they contain `answer`, that of the
-    cluster about the whole run; once the whole run has ended, the role counts as cancelled with it.
+    If the role's supervisor is on a machine that cannot be checked from here, the facts contain `answer`, the cluster's
+    answer about the whole run; once the whole run has ended, the role counts as cancelled with it.
     """
     if role.living.supervisor is not None:
         return role
@@ -224,7 +224,7 @@ def state_text(status: RunStatus) -> str:
 
 
 def duration_s(status: RunStatus, now: float) -> float | None:
-    """Return the seconds from the run's first start to its end, or to `now`.
+    """Return the seconds from the run's first start to its end, or to the Unix time `now` while it is active.
 
     Return None if it has not started, or if its end was not recorded.
     """

@@ -95,7 +95,7 @@ def read_life(status: RunStatus, now: float) -> Life:
 
 
 def life_of(events: Sequence[Event], until: float, step: int | None = None) -> Life:
-    """Return the timeline of the events up to `until`, when the run ended or was last known to be active.
+    """Return the timeline of the events up to the Unix time `until`, when the run ended or was last known to be active.
 
     `step` is its newest step by then, or None.
     """
@@ -207,8 +207,8 @@ class _Timeline:
         self._heard_at = max(self._heard_at, event.at)
 
     def stretches(self, until: float, step: int | None) -> list[_Stretch]:
-        """End the timeline at `until`, when the run's newest step was `step` (None: none was reported), and return all
-        its stretches.
+        """End the timeline at the Unix time `until`, when the run's newest step was `step` (None: none was reported),
+        and return all its stretches.
 
         The time after the end of a run that was not resumed is left out.
         """
@@ -235,7 +235,7 @@ class _Timeline:
         """Return whether the event, which tells that an agent has joined, begins a start of ranks: the run waits or has
         ended, and no generation of the event's attempt was opened yet.
 
-        Agents that join while a run waits to regroup begin none.
+        An agent that joins while a run waits for nodes after a failure begins none.
         """
         begins = event.attempt > self._now.attempt or not self._now.generation
         return begins and self._now.kind in (Doing.WAITING, Doing.IDLE)
@@ -265,7 +265,9 @@ class _Timeline:
             self._newest = step
 
     def _enter(self, kind: Doing, at: float, event: Event) -> None:
-        """End the present stretch at Unix time `at`, and begin one of the activity `kind`."""
+        """End the present stretch at Unix time `at`, and begin one of the activity `kind` with the attempt, generation
+        and text of `event`.
+        """
         if self._stretches:
             at = max(at, self._now.since)
             self._now.until = at

@@ -30,10 +30,10 @@ class LineSplitter:
         """
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
-            self._hold(data[start:end])
-            yield self._give(newline=1)
+            self._store(data[start:end])
+            yield self._finish_line(newline=1)
             start = end + 1
-        self._hold(data[start:])
+        self._store(data[start:])
 
     @property
     def moving(self) -> str:
@@ -48,9 +48,9 @@ class LineSplitter:
         none.
         """
         if self._length:
-            yield self._give(newline=0)
+            yield self._finish_line(newline=0)
 
-    def _hold(self, piece: bytes) -> None:
+    def _store(self, piece: bytes) -> None:
         """Store a piece of the unfinished line, up to a limit; of a progress bar only the last state is stored."""
         self._length += len(piece)
         self._held += piece
@@ -65,7 +65,7 @@ class LineSplitter:
             del self._held[MAX_LINE_BYTES:]
             self._cut += surplus
 
-    def _give(self, newline: int) -> tuple[int, str]:
+    def _finish_line(self, newline: int) -> tuple[int, str]:
         """Return (offset after the finished line, its text), and begin the next line; `newline` is 1 if it ended with
         one.
         """

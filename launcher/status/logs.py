@@ -98,7 +98,7 @@ class LogLine:
     at: float | None  # Unix time; None: not recorded
     attempt: int
     generation: int  # 0: setup
-    node: int | None
+    node: int | None  # None: not recorded
     rank: int | None  # None: setup
     text: str
 
@@ -157,7 +157,9 @@ class LogReader:
             yield from deque(filter(self._is_chosen, self._read(final=final)), self._choice.last)
 
     def _read(self, *, final: bool) -> Iterator[LogLine]:
-        """Yield all new lines of the log files that may have wanted ones; with `final`, nothing more will be written."""
+        """Yield all new lines of the log files that may have wanted ones; with `final`, nothing more will be written to
+        them.
+        """
         if not self._began and self._choice.last is not None:
             self._begin_near_the_end(self._choice.last)
         self._discover()

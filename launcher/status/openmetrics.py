@@ -149,7 +149,9 @@ _HAS = {"submitted": "was submitted", "started": "first started", "ended": "ende
 
 
 def _node_families(shown: Sequence[RunStatus]) -> Iterator[Family]:
-    """Yield the families with a series per node: state and load of its machine."""
+    """Yield the families with a series per node: cores and memory of its machine, how much of them is in use, and the
+    traffic of its networks and disks.
+    """
     loads = [*_loads(shown)]
 
     def of_each(name: str, help_: str, field: str, unit: str = "") -> Family:
@@ -166,7 +168,7 @@ def _node_families(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _gpu_families(shown: Sequence[RunStatus]) -> Iterator[Family]:
-    """Yield the families with a series per GPU."""
+    """Yield the families with a series per GPU: how busy it is, its memory, and how much of that is in use."""
     gpus = [(labels | {"gpu": str(gpu.index)}, gpu) for labels, load in _loads(shown) for gpu in load.gpus]
     busy = [(labels, None if gpu.busy is None else gpu.busy / 100) for labels, gpu in gpus]
     yield Family("launch_gpu_busy_ratio", "The share of the time that a GPU is busy.", busy, "ratio")
@@ -177,7 +179,7 @@ def _gpu_families(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _rank_families(shown: Sequence[RunStatus]) -> Iterator[Family]:
-    """Yield the families with a series per rank."""
+    """Yield the families with a series per rank: its newest step, and the cores, memory and GPU memory that it uses."""
     steps: list[Sample] = [
         ({"run": one.run, "rank": str(rank.rank)}, rank.step) for one in shown if one.loads for rank in one.ranks
     ]

@@ -25,7 +25,7 @@ class StampedLine:
     """A line of a rank's log, with its Unix time, or None if that is not known."""
 
     at: float | None
-    rank: int
+    rank: int  # for a line of setup: the node
     text: str
 
 

@@ -180,9 +180,9 @@ def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, 
     """Return the exception that a rank of the last generation (start of all ranks) raised first, with its traceback as
     a note.
 
-    `errors` are the results of ranks that raised one, as _results() yields them. If it cannot be rebuilt, return a
-    RunFailed with its text; if no rank left one, with the run's last failure. With `unpickle` a pickled exception is
-    loaded.
+    `errors` are the results of ranks that raised one, as _results() yields them. If the exception cannot be rebuilt,
+    return a RunFailed with its text; if no rank left one, a RunFailed with the run's last failure. With `unpickle` a
+    pickled exception is loaded.
     """
     hint = f"hint: launch logs {run.id}"
     failed = RunFailed(f"{run.id} is {status.state}: {status.last_word}", hint)

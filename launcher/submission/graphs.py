@@ -86,7 +86,8 @@ def steps_to_fetch(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
 def _problems(
     step: str, other: str, word: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (reason, hint) if `step` could not read the output `word` of the step `other` where it runs.
+    """Yield (reason, hint) if `step` could not read the output `word`, such as `checkpoints`, of the step `other` where
+    it runs.
 
     `needs` has the steps that each step needs directly, and `wishes` the request of each step.
     """
@@ -301,8 +302,8 @@ def _is_taken(graph: GraphSpec, runs: Path, one: RunId) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The folders of the steps' runs on each cluster: `here` on this machine, `on` the cluster of each step (None: not
-    known), `far` the folder on each cluster that stores runs on its own disks.
+    """Where the runs of a graph's steps are stored: `here` is the folder of runs on this machine, `on` the cluster of
+    each step (None: not known), and `far` the folder of runs on each cluster that stores them on its own disks.
     """
 
     here: Path
@@ -325,8 +326,8 @@ class _Places:
 
 
 def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
-    """Return the folders of the steps' runs on each cluster; `here` is that on this machine, and `on` the cluster of
-    steps that name none (None: not known).
+    """Return where the runs of the graph's steps are stored; `here` is the folder of runs on this machine, and `on` the
+    cluster of steps that name none (None: not known).
 
     A cluster is queried only if a step on it uses another step's outputs.
     """

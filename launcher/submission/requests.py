@@ -47,12 +47,12 @@ Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML tex
 
 @dataclass(frozen=True, slots=True)
 class ShippedRun:
-    """What another machine tells about a run that it submits to this one: the id it wants, its number among repeated
+    """What another machine tells about a run that it submits to this one: the id it wants, its index among repeated
     runs, the numbers of its first attempts, its earlier events, checkpoints to continue from, and when to start.
     """
 
     run_id: RunId | None = None  # the id that it should have here, if it is free
-    repeat: int | None = None  # its number among several runs of one spec
+    repeat: int | None = None  # its index, from 0, among several runs of one spec
     first: int = 1  # the number of its first attempt here
     roles: Mapping[RunId, int] = field(default_factory=dict)  # by side role: the number of its first attempt here
     events: bytes = b""  # events.jsonl of what happened to it elsewhere

@@ -397,7 +397,7 @@ class WorkerGroup:
 
     async def _load(self, before: "WorkerGroup | None" = None) -> None:
         """Start a pool that has loaded the checkpoint: as a fork of the pool of `before` if that lives and can be
-        forked, else as a new process. Raise NotLoaded if it cannot be loaded.
+        forked, else as a new process. Raise NotLoaded if the checkpoint cannot be loaded.
         """
         where = str(self._served.checkpoints if self._choice is None else self._choice.path)
         parent = before._pool if before is not None and not before.loaded.unfit else None  # noqa: SLF001 - one of us
