@@ -128,7 +128,9 @@ def _run_families(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _timeline_families(lives: Mapping[str, Life]) -> Iterator[Family]:
-    """Yield the families about the timelines of runs (`lives`, by run id): goodput and the time spent on each activity."""
+    """Yield the families about the timelines of runs: goodput and the time spent on each activity; `lives` has the
+    timelines by run id.
+    """
     shares: list[Sample] = [({"run": run}, life.goodput) for run, life in lives.items()]
     yield Family("launch_run_goodput_ratio", "The share of its time that went into steps which count.", shares, "ratio")
     spent: list[Sample] = [

@@ -59,7 +59,7 @@ class BoardRow(msgspec.Struct, frozen=True):
     total: int | None  # steps of the whole training
     rate: float | None  # steps per second
     eta_s: float | None  # seconds until the last step
-    submitted_at: float
+    submitted_at: float  # Unix time, as are the next three
     started_at: float | None
     ended_at: float | None
     as_of: float | None

@@ -90,8 +90,8 @@ class RunHead(msgspec.Struct, frozen=True):
     next: str
     next_command: str  # the command in `next`, or ""
     last: LastValue | None  # the newest value of its loss
-    attempt: int
-    generation: int
+    attempt: int  # the newest one
+    generation: int  # the newest start of all ranks in that attempt
     exit_code: int | None  # None: it has not ended
     job: str | None  # its id in the batch system
     run_dir: str
@@ -110,7 +110,9 @@ class RunHead(msgspec.Struct, frozen=True):
 
 
 class RunSheet(msgspec.Struct, frozen=True):
-    """The part of a run's data that does not change: its spec, command and commit, and the environment of each node."""
+    """The part of a run's data that does not change: its spec (the beginning of the file), command and commit, and the
+    environment of each node. A text is "" if it is not known.
+    """
 
     spec: str
     overrides: tuple[str, ...]  # values of --set
@@ -138,7 +140,7 @@ class BoardCheckpoint(msgspec.Struct, frozen=True):
     kind: str  # step, or best for one selected by a monitored value
     state: str  # the condition of its bytes, such as ok or damaged
     reason: str  # why it is not complete, or ""
-    saved_at: float | None
+    saved_at: float | None  # Unix time
     size_bytes: int | None
     world_size: int | None
     attempt: int | None
@@ -251,8 +253,8 @@ def _ranks(status: RunStatus, hang: HangReport | None) -> list[BoardRank]:
 def _rank(rank: RankState, usual: int, node: NodeLoad | None, last: bool) -> BoardRank:
     """Return one rank; `node` is the load of its node, or None.
 
-    The rank is a straggler if it is far behind the `usual` step, or with `last`, which says that others wait for it in
-    collectives.
+    The rank is a straggler if it is `_BEHIND_STEPS` or more behind the step `usual`, the median of the running ranks,
+    or with `last`, which says that others wait for it in collectives.
     """
     behind = max(0, usual - rank.step) if rank.step is not None and rank.state == "running" else 0
     load = next((one for one in node.ranks if one.rank == rank.rank), None) if node is not None else None

@@ -86,7 +86,8 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve the board on a listening socket, whose host name or address is `host`, until SIGINT or SIGTERM.
 
-    `welcomed` is called once a browser has opened the printed address. With `tls`, browsers connect by HTTPS.
+    `welcomed` is called once a browser has opened the address with the token that `launch board` prints. With `tls`,
+    browsers connect by HTTPS.
     """
     BoardServer(listening, host, board, welcomed, tls=tls).run()
 
@@ -307,8 +308,9 @@ def _file(name: str) -> Response:
 
 
 def _about(question: _Question) -> dict[str, object]:
-    """Return the launcher's version, the present time, whether pages may act on runs, and what they have to send with
-    an action ("": they may not act).
+    """Return facts about the board: the launcher's `version`, the present Unix time `at`, whether pages may act on runs
+    (`actions`), the `post_token` that they have to send with an action ("": they may not act), and `exported`, which is
+    False for a server.
     """
     board = question.board
     post = board.keys.post if board.actions else ""
@@ -316,8 +318,8 @@ def _about(question: _Question) -> dict[str, object]:
 
 
 def _runs(question: _Question) -> dict[str, object]:
-    """Return the rows of all runs for the table (`runs`), newest first, and whether all runs have been read
-    (`complete`).
+    """Return the rows of all runs for the table (`runs`), newest first, whether all runs have been read (`complete`),
+    and the present Unix time (`at`).
     """
     runs = question.feed.runs
     complete = runs.complete

@@ -128,10 +128,11 @@ def algorithm_bandwidth(size_bytes: int, seconds: float) -> float:
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Return the factor by which nccl-tests converts algorithm bandwidth to bus bandwidth; it is 1 for any operation
-    but those of all ranks, such as `all-reduce`.
+    """Return the factor by which nccl-tests converts algorithm bandwidth to bus bandwidth, which does not depend on the
+    number of ranks.
 
-    Bus bandwidth does not depend on the number of ranks.
+    For n ranks it is 2 (n - 1) / n for `all-reduce`, (n - 1) / n for `all-gather`, `reduce-scatter`, `all-to-all`,
+    `gather` and `scatter`, and 1 for any other operation.
     """
     match operation:
         case "all-reduce":
