@@ -101,8 +101,8 @@ class Graph:
         return state
 
     def cancel(self) -> None:
-        """Cancel all runs of the graph, one after the other, and return once each was asked to end; a run is cancelled
-        before those that it waits for.
+        """Cancel all runs of the graph, one after the other, as Run.cancel() does; a run is cancelled before those that
+        it waits for.
         """
         for run in reversed(self.runs()):
             run.cancel()

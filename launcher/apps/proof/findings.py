@@ -99,7 +99,7 @@ class Proof(msgspec.Struct, frozen=True):
     verdict: Judgement
     steps: int  # of the training
     undisturbed: str  # the undisturbed run's id
-    undisturbed_s: float
+    undisturbed_s: float  # seconds that it took
     took_s: float  # of the whole proof
     fingerprint: str | None  # of the undisturbed run's final state; None: it reported none
     exit_code: int  # of the undisturbed run

@@ -233,7 +233,7 @@ def _nothing_proven(found: ComparedRun, compared: Collection[int], undisturbed: 
     """Return the reason why equal results prove nothing, or "" if they do prove something.
 
     `compared` are the steps at which something could be compared; only those that were trained after a restart show
-    that it lost nothing.
+    that the restart lost nothing.
     """
     if all(one.missed for one in found.kills):
         return f"nothing was hit: {found.kills[0].missed if found.kills else 'no kill was planned'}"
@@ -259,7 +259,8 @@ def with_causes(
     once_more: FinishedRun | None,
     metrics: Collection[str] = (),
 ) -> ComparedRun:
-    """Return the comparison with the usual causes of its difference.
+    """Return `found`, the comparison of `run` with the `undisturbed` one, with the usual causes of its difference
+    added.
 
     `once_more` is a second undisturbed run, or None if that failed. `metrics` are the metrics to compare; if empty, all
     but rates and times.

@@ -45,8 +45,8 @@ def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tup
 
 
 def held_at(kills: Sequence[PlannedKill], ranks: int) -> str:
-    """Return text such as `20@1,40@0` for the trainer: before which steps which ranks have to wait, in order to be
-    killed.
+    """Return text for the trainer such as `20@1,40@0`, STEP@RANK: after which steps which ranks have to wait, in order
+    to be killed.
     """
     return ",".join(f"{one.step}@{one.among(ranks)}" for one in kills)
 

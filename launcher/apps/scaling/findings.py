@@ -115,9 +115,9 @@ class ScalingReport(msgspec.Struct, frozen=True):
     id: str
     spec: str  # its file
     on: str  # the cluster
-    steps: int
+    steps: int  # measured steps of each training
     rounds: int  # how often all was measured
-    took_s: float
+    took_s: float  # seconds of the whole measurement
     points: tuple[ScaledRun, ...]
     models: tuple[ScalingModel, ...] = ()
     forecasts: tuple[ScalingForecast, ...] = ()

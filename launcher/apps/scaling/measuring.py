@@ -123,7 +123,7 @@ class _Measuring:
         self, wanted: Sequence[Configuration], scalings: Sequence[str], rounds: int, spec: str, *, keep: bool
     ) -> ScalingReport:
         """Measure every configuration in each round, and return the report; `spec` is the spec file as the report names
-        it.
+        it, and `scalings` are strong, weak or the script's own.
 
         In several rounds, other load on the machines affects all configurations alike. Runs are removed, unless `keep`.
         """
@@ -221,7 +221,7 @@ class _Measuring:
         return ""
 
     def _points(self, wanted: Sequence[Configuration], scalings: Sequence[str]) -> list[ScaledRun]:
-        """Return the points of all curves.
+        """Return the points of all curves, one curve for each strategy and each of `scalings`.
 
         The configuration with the fewest ranks is the first point of each curve.
         """

@@ -164,8 +164,8 @@ def _is_tree(observed: Sequence[Observed]) -> bool | None:
 
 
 def _rows(talks: Sequence[tuple[int, float]], *, tree: bool) -> list[tuple[float, float, float]]:
-    """Return for each measurement (hops, transfers, seconds): the factors of latency and transfer time, and their
-    sum.
+    """Return (hops, transfers, seconds) for each measurement in `talks`, (number of ranks, seconds of communication):
+    the factors of latency and transfer time, and the sum of both times.
     """
     return [(_hops(n, tree=tree), 2 * (n - 1) / n, talk) for n, talk in talks]
 

@@ -84,7 +84,8 @@ def open_server(
 def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: bool) -> str:
     """Return the path at which the server can read the checkpoint directory of the run `one`.
 
-    `trained_there`: that run was trained on the server's cluster. Raise BadInput if the server cannot read it.
+    `found` is the model to serve, `wish` the request for the server's run, and `on` its cluster. `trained_there`: the
+    run `one` was trained on that cluster. Raise BadInput if the server cannot read the directory.
     """
     if not wish.cluster.remote:
         return str(found.checkpoints)

@@ -105,7 +105,7 @@ class Batcher(Generic[Client]):
         self._clients += 1
 
     def withdraw(self, key: Key, client: Client) -> None:
-        """Remove a client that has disconnected.
+        """Remove a client that has disconnected from the clients of the input with this key.
 
         An input in the queue for which no client waits is dropped.
         """

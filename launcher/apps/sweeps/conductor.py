@@ -41,7 +41,8 @@ class Conductor(Strategy):
         return super().boot()
 
     def supervise(self, go: BinaryIO) -> int:
-        """Conduct until the sweep is over, or not at all if another process has its lock; return the exit code.
+        """Conduct until the sweep is over, or not at all if another process has its lock; return the exit code: 1 for
+        an internal error, else 0.
 
         `go`, the pipe from the starter, is closed unread: a conductor needs nothing from it.
         """

@@ -122,7 +122,7 @@ class BookedTrial:
     number: int
     state: str  # running, complete, pruned, failed
     params: Point
-    run: str  # "": its values are not chosen yet
+    run: str  # the id of its run; "": its values are not chosen yet
     pruned_at: int | None  # the step at which it is to stop early, unless it was told to continue
     value: float | None  # its result, if it is complete
     last_step: int | None  # the newest step with a reported value
@@ -296,7 +296,7 @@ def mend(journal: Path) -> None:
 
 
 def forget_dead_lock(journal: Path) -> None:
-    """Remove the journal's lock if it is so old that a killed conductor must have left it."""
+    """Remove the journal's lock if it is older than `_STALE_S` seconds, so that a killed conductor must have left it."""
     lock = journal.with_name(f"{journal.name}.lock")
     with contextlib.suppress(FileNotFoundError):
         if time.time() - lock.lstat().st_mtime > _STALE_S:
