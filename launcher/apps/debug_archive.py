@@ -120,8 +120,8 @@ class _Redaction:
         self._known = re.compile(rf"{_START}(?:{words})(?![a-z0-9])", re.IGNORECASE) if words else None
 
     def text(self, text: str) -> str:
-        """Return the text with `(secret)`, `(email)` and `(address)` in place of secrets and addresses, and with hosts
-        and users replaced.
+        """Return the text with `(secret)`, `(email)` and `(address)` in place of secrets and addresses, with hosts
+        numbered, and with `(user)` in place of users.
         """
         text = _LOOKS_SECRET.sub("(secret)", without_secrets(text, self.secrets))
         text = _EMAIL.sub("(email)", text)

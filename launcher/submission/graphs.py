@@ -75,7 +75,7 @@ def refuse_unreadable_outputs(graph: GraphSpec, wishes: Mapping[str, Request]) -
 
 def steps_to_fetch(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
     """Return the names of the steps whose checkpoints must be fetched to this machine before `step` starts, because
-    they run on another cluster that writes to disks of its own.
+    those steps run on another cluster, which writes to disks of its own.
 
     `wishes` has the request of each step.
     """

@@ -70,7 +70,7 @@ class Shipped:
     file: Path
     overrides: tuple[str, ...]
     root: Path
-    secrets: Mapping[str, str]
+    secrets: Mapping[str, str]  # values by name
     defaults: Defaults  # the cluster's options on that machine; they override those here
     runs: tuple[ShippedRun, ...] = ()
     notifying: Notifying | None = None  # None: nobody

@@ -106,7 +106,9 @@ async def _predict_many(engine: Engine, body: bytes) -> tuple[bytes, list[Comput
 
 
 def _cache_headers(found: list[Computed], *, tells_hits: bool) -> dict[str, str]:
-    """Return headers with the step of the checkpoint and, with `tells_hits`, whether the answers were cached."""
+    """Return the headers `x-launch-step`, with the steps of the checkpoints that computed the answers, and, with
+    `tells_hits`, `x-launch-cache`: whether all (hit), some (partly) or none (miss) of the answers were cached.
+    """
     steps = sorted({str(one.step) for one in found if one.step is not None})
     cached = sum(one.cached for one in found)
     said = "hit" if found and cached == len(found) else "miss" if not cached else "partly"

@@ -79,7 +79,8 @@ def _kept_in(run: RunDir) -> Path:
 def _app(named: str | None, module: str | None) -> str:
     """Return the service to load: a Python file of this machine as an absolute path, or a module of the run's own code.
 
-    `named` is the user's choice and `module` the run's program; raise BadInput if both are None.
+    `named` is the user's choice and `module` the run's program; raise BadInput if both are None, or the named file does
+    not exist.
     """
     if named is None:
         if module is None:

@@ -38,8 +38,8 @@ _RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # after a cluster refused a trial or did
 
 @dataclass(slots=True)
 class _RetryDelay:
-    """The delay after actions have failed: they are tried again at the Unix time `until`, later the more `failures`
-    there were in a row. `said` is the last error.
+    """The delay after an action has failed: trials are created, started or continued again at the Unix time `until`,
+    later the more `failures` there were in a row. `said` is the last error.
     """
 
     failures: int = 0
@@ -135,9 +135,10 @@ class Round:
         )
 
     def _do(self, actions: Sequence[Next], entries: dict[int, BookedTrial]) -> bool:
-        """Carry out the actions, and return whether any changed something.
+        """Carry out the actions in order, and return whether any changed something or failed.
 
-        An error makes all actions wait for a while, except that a spec which cannot run only fails its trial.
+        After an error the remaining actions are left out, and no trial is created, started or continued for a while. A
+        spec that cannot run only fails its trial.
         """
         done = False
         for action in actions:

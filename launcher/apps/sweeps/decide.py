@@ -19,12 +19,12 @@ _LATE = "its time is over"
 
 @dataclass(frozen=True, slots=True)
 class TrialRun:
-    """The present state of a trial's run: the newest `value` of the metric, the names of all metrics that it
-    `reported`, how often it was resumed after a loss (`revivals`), and its newest attempt.
+    """The present state of a trial's run: the last `value` of the metric once it has ended, the names of all
+    metrics that it `reported`, how often it was resumed after a loss (`revivals`), and its newest attempt.
     """
 
     state: State
-    value: float | None = None  # the newest value of the sweep's metric
+    value: float | None = None  # the last value of the sweep's metric; None: none was reported, or it is active
     message: str = ""  # why the run is in its state
     reported: tuple[str, ...] = ()  # names of all metrics that it has reported
     revivals: int = 0
@@ -188,7 +188,7 @@ def _promoted(trial: TrialView) -> PromoteTrial:
 
 def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
     """Return the reason why no trial may start or continue now, or "" if one may: the sweep is being stopped, too many
-    trials have failed, or its time is over.
+    trials have failed or the first ones all alike, or its time is over.
     """
     failed = sum(one.failed for one in trials)
     if aim.stopping:

@@ -138,8 +138,8 @@ def _without_fixed(space: Mapping[str, Dimension], file: Path, overrides: tuple[
 def _tried(
     spec: Request, file: Path, options: SweepOptions, points: tuple[Point, ...] | None, overrides: tuple[str, ...]
 ) -> Request:
-    """Return the request of a first trial, after checking every value that an option may have as the spec's reader
-    would.
+    """Return the request of a first trial, after reading the spec with the values that each option may have, one at a
+    time: the two ends of a range, or the first `_MOST_TRIED` values of a list.
 
     Raise BadInput if the spec is invalid with one of them.
     """

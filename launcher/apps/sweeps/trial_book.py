@@ -164,7 +164,9 @@ class TrialBook:
         return [_entry(one, _rung(one, trials, sign)) for one in trials if one.state in _STATES]
 
     def ask(self) -> int:
-        """Create one more trial, and return its number; its values have yet to be chosen."""
+        """Create one more trial, or take the first one that is queued, and return its number; its values have yet to be
+        chosen.
+        """
         trials = self._study.get_trials(deepcopy=False)
         if not any(one.state is TrialState.WAITING for one in trials):
             index = 1 + max((one.user_attrs.get(_POINT, -1) for one in trials), default=-1)
