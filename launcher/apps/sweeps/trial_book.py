@@ -298,7 +298,9 @@ def mend(journal: Path) -> None:
 
 
 def forget_dead_lock(journal: Path) -> None:
-    """Remove the journal's lock if it is older than `_STALE_S` seconds, so that a killed conductor must have left it."""
+    """Remove the journal's lock if it is older than `_STALE_S` seconds: a conductor that was killed must have left it
+    then.
+    """
     lock = journal.with_name(f"{journal.name}.lock")
     with contextlib.suppress(FileNotFoundError):
         if time.time() - lock.lstat().st_mtime > _STALE_S:
