@@ -42,7 +42,7 @@ def _checkpoints_on_disk(status: RunStatus) -> list[Checkpoint]:
 
 
 def _checkpoint_marks(found: Iterable[Checkpoint], status: RunStatus) -> Iterator[LifeMark]:
-    """Yield a mark for each checkpoint.
+    """Yield a mark for each checkpoint whose time is known.
 
     Its kind is `best` for one selected by a monitored value, `safe` if it survives the loss of any one disk, else
     `checkpoint`.

@@ -274,7 +274,9 @@ def _count(question: _Question, name: str, usual: int) -> int:
 
 
 def _ranks(question: _Question) -> frozenset[int] | None:
-    """Return the ranks in a query such as `ranks=0,3-5`, or None, for all, if it is not given."""
+    """Return the ranks in a query such as `ranks=0,3-5`, or None, for all, if it is not given; raise BadInput for any
+    other text.
+    """
     found = set[int]()
     for word in _words_in_query(question, "ranks"):
         part = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", word)
@@ -336,8 +338,8 @@ def _compare(question: _Question) -> object:
 
 
 def _clusters(question: _Question) -> dict[str, object]:
-    """Return all clusters with their hosts and the runs on them (`clusters`), and the `error` of the clusters file, or
-    "".
+    """Return all clusters with their hosts and the runs on them (`clusters`), the `error` of the clusters file, or "",
+    and the present Unix time (`at`).
     """
     rows = [*question.feed.runs.rows.values()]
     found = question.board.survey.clusters(rows)

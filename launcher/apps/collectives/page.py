@@ -43,8 +43,10 @@ def rates_picture(report: CollectivesReport, ranks: int) -> str:
 
 
 def times_picture(report: CollectivesReport, ranks: int) -> str:
-    """Return a picture (SVG) of median time over message size, measured on `ranks` ranks; its left end shows what a
-    message costs however small it is.
+    """Return a picture (SVG) of median time over message size, measured on `ranks` ranks; "" if nothing was timed on
+    these.
+
+    Its left end shows what a message costs however small it is.
     """
     curves = _curves(report, ranks, lambda one: one.usual_s)
     return _over_sizes(f"Time over size, {ranks} ranks", curves, duration) if curves else ""

@@ -125,7 +125,8 @@ class _Measuring:
         """Measure every configuration in each round, and return the report; `spec` is the spec file as the report names
         it, and `scalings` are strong, weak or the script's own.
 
-        In several rounds, other load on the machines affects all configurations alike. Runs are removed, unless `keep`.
+        In several rounds, other load on the machines affects all configurations alike. Runs are removed, unless `keep`
+        or if they failed.
         """
         began = time.monotonic()
         many = len(wanted) * rounds

@@ -211,9 +211,10 @@ class AllRuns:
         return [*(one.run for one in due), *new]
 
     def _read_due(self, due: Sequence[api.Run]) -> list[_Looked]:
-        """Read the status of each run in `due` and return it with the run.
+        """Read the status of each run in `due` and return it with the run; start to query the clusters of runs that
+        this disk cannot tell of.
 
-        A run on another cluster is shown as this disk has it, until the cluster has answered.
+        Such a run is shown as this disk has it, until its cluster has answered.
         """
         found = list[_Looked]()
         for one in due:

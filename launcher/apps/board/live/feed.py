@@ -332,7 +332,10 @@ class Feed:
                 page.changes.append(data)
 
     def _messages_about(self, run_id: str) -> Iterator[Message]:
-        """Yield a message for each change in one run since the last round; nothing for an unknown run."""
+        """Yield a message for each change in one run since the last round; nothing for an unknown run.
+
+        Files that its ranks wrote on other machines are fetched in the background.
+        """
         status, row = self.runs.status(run_id), self.runs.rows.get(run_id)
         if status is None or row is None:
             return

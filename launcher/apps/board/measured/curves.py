@@ -67,8 +67,8 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
 def curves(
     run: MeasuredRun, names: Sequence[str], window: CurveWindow, *, glimpse: bool = False, first: int = _FIRST
 ) -> Curves:
-    """Return the curves of the metrics in `names`, or of the first `first` metrics if `names` is empty; unknown names
-    are left out.
+    """Return the curves of at most `MOST_NAMES` of the metrics in `names`, or of the first `first` metrics if `names`
+    is empty; unknown names are left out.
 
     `glimpse` marks them as made from a sample of the points.
     """
