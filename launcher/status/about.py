@@ -91,7 +91,8 @@ def argument(args: Sequence[str], name: str) -> str | None:
 
 
 def options_in(args: Sequence[str]) -> dict[str, str]:
-    """Return {option: value} of a program's arguments, such as `--lr`: `0.1`.
+    """Return {option: value} of a program's arguments, such as `--lr`: `0.1`; several values of an option are joined by
+    spaces.
 
     An option without a value has `true`; an argument that belongs to no option is called `word 1`, `word 2` and so on.
     """
