@@ -1,5 +1,6 @@
 """The state of one attempt, shared by the parts of the coordinator that decide. A generation is one set of ranks that
-train together; another follows each failure or change of nodes.
+train together; another follows each failure or change of nodes. A voter is a host of a pool that takes part in electing
+the leader, whose coordinator runs the attempt.
 """
 
 from collections.abc import Sequence
@@ -128,7 +129,7 @@ class Attempt:
 
     @property
     def current(self) -> Generation:
-        """Return the open or newest generation; raise an error if none was opened yet."""
+        """Return the open generation, or else the newest; raise AssertionError if none was opened yet."""
         if self.generation is None:
             raise AssertionError("no generation has been opened")
         return self.generation

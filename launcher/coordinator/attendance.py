@@ -1,4 +1,6 @@
-"""Track which agents have joined, fallen silent, returned or been lost, and what that means for their ranks."""
+"""Track which agents have joined, fallen silent, returned or been lost, and what that means for their ranks. A
+generation is one set of ranks that train together.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 """Close a generation (one set of ranks that train together): end all its processes, then let the recovery policy choose
-what follows.
+what follows. Its members are the nodes with its ranks.
 """
 
 from collections.abc import Collection
@@ -300,7 +300,7 @@ class Closer:
             attempt.ledger.send(node.index, Stop(attempt.current.number, 0.0))
 
     def exclude(self, node: KnownNode, why: str) -> None:
-        """Mark a node as faulty, so that it gets no more ranks, and record why."""
+        """Mark a node as faulty, so that it gets no more ranks, and record the reason `why` as an event."""
         node.fault = why
         text = f"node {node.index} is not used any more: {why}"
         self._attempt.ledger.record("agent_fault", text, node=node.index, cause=Cause.LAUNCHER_FAULT)

@@ -107,7 +107,7 @@ class Coordinator:
 
     def acknowledge(self, heartbeat: messages.Heartbeat, mono: float) -> messages.HeartbeatAck | None:
         """Handle a heartbeat that only renews its node's lease, and return the answer; return None, having done
-        nothing, if `handle` has to handle it.
+        nothing, if `handle` has to handle it. `mono` is the present monotonic time.
 
         This saves time, as most heartbeats of thousands of nodes are such. A few in a second get None all the same,
         because `handle` also does what has become due.

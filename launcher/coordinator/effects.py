@@ -57,7 +57,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
-    """A request to end the attempt that comes from outside the agents, for the reason `kind` (a key of `STOPS`)."""
+    """A request to end the attempt that comes from outside the agents, for the reason `kind`, such as `cancel` or
+    `limit` (a key of `STOPS`).
+    """
 
     kind: str
 

@@ -1,5 +1,6 @@
 """Decide whether enough nodes are ready to open a generation (start a set of ranks that train together), and whether
-there can still be. Pure functions.
+there can still be. Pure functions. Every time `mono` is by the coordinator's monotonic clock. A spare is a node beyond
+those that the run needs, ready to replace one.
 """
 
 from collections.abc import Set as AbstractSet

@@ -1,5 +1,6 @@
 """One generation, a set of ranks that train together, as the coordinator sees it: its ranks, where they are, how they
-do, and how they ended.
+do, and how they ended. Every time `mono` is by the coordinator's monotonic clock. Its members are the nodes with those
+ranks.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ class Rank:
     pid: int | None = None
     step: int | None = None
     active_at: float = 0.0  # time of its last report or output, by the coordinator's monotonic clock
-    reported: bool = False
+    reported: bool = False  # it has reported something in this generation
     frozen: bool = False  # a signal has stopped it
     idle: bool = False  # it was silent for longer than the spec allows, according to the last heartbeat
     breakpoint: str = ""  # the address at which a rank in a breakpoint waits for a debugger
@@ -170,7 +171,7 @@ class Generation:
 
     def is_unchanged_by(self, heartbeat: Heartbeat, mono: float) -> bool:
         """Return whether the heartbeat changes nothing: its node reports no change of its ranks, and none of these has
-        been silent for too long by the time `mono`.
+        been silent for longer than `Silence` allows by the time `mono`.
         """
         return heartbeat.same and mono < self._quiet_until.get(heartbeat.node, 0.0)
 
@@ -255,15 +256,16 @@ class Generation:
             rank.lost = rank.exit is None
 
     def stalls(self, node: int) -> bool:
-        """Return True if a rank of the node that has reported before is silent for too long, or if every live rank of
-        the generation is.
+        """Return True if a rank of the node that has reported before is silent for longer than `Silence` allows, or if
+        every live rank of the generation is.
         """
         if not self._idle:
             return False
         return self._idle == self._live or any(rank.idle and rank.reported for rank in self.of_node(node))
 
     def suspects(self, mono: float) -> list[Rank]:
-        """Return the ranks that were silent for too long or are frozen, the likeliest culprit first.
+        """Return the ranks that are frozen, or by the time `mono` silent for longer than `Silence` allows, the
+        likeliest culprit first.
 
         The time limit of a rank that has not reported yet is longer, unless a rank that has reported is silent too.
         """

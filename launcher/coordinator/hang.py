@@ -1,4 +1,5 @@
-"""Find the rank that keeps the others waiting in a hang, from what every rank was doing. Pure functions.
+"""Find the rank that keeps the others waiting in a hang, from what every rank was doing. Pure functions. A look
+(RankLook) is the record of what one rank was doing when it was inspected.
 
 The collectives of a group are numbered alike on all its ranks. A rank waits in one that it has entered and not left. Of
 the ranks that have not entered it, those that wait for nothing else are at fault; if all of them wait elsewhere, ranks
@@ -549,7 +550,7 @@ def _activity(look: RankLook) -> str:
 
 
 def _hint_of(look: RankLook) -> str:
-    """Return a hint for the user on why a rank may hang at its line of code."""
+    """Return a hint for the user on why a rank may hang at its line of code, or how to find out if nothing is known."""
     hints = {
         "data loading": "its data do not come: see the file system, the network and the workers of its DataLoader",
         "a checkpoint": "only this rank saves or loads: all ranks must take part, or wait for it in a barrier",

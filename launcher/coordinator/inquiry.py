@@ -1,4 +1,6 @@
-"""Ask what all ranks are doing once they are silent for longer than their own steps explain, and act on it. Pure.
+"""Ask what all ranks are doing once they are silent for longer than their own steps explain, and act on it. Pure. A
+generation is one set of ranks that train together. Every time `mono` is by the coordinator's monotonic clock. A look
+(RankLook) is the record of what one rank was doing.
 
 silent ─► Look to every node ─► Looked by each rank, or time is up ─► judged ─► shown in the run's status
                                                                      └─► ends the generation, where that is certain,

@@ -131,7 +131,9 @@ class Links:
         return False
 
     def _is_awaited(self, pair: Pair, agents: object) -> bool:
-        """Return whether the two agents that were to measure the link are here, and ranks could start there."""
+        """Return whether the two agents that were to measure the link of `pair`, whose process ids then were `agents`,
+        are still here, and ranks could start on both nodes.
+        """
         return agents == self._agents(pair) and self._attempt.nodes.usable.issuperset(pair)
 
     def _measure(self, pairs: list[Pair]) -> None:

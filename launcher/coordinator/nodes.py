@@ -1,4 +1,7 @@
-"""The nodes of an attempt as the coordinator sees them: connected, lost or unknown, and until when each lease lasts."""
+"""The nodes of an attempt as the coordinator sees them: connected, lost or unknown, and until when each lease lasts. A
+generation is one set of ranks that train together. Every time `mono` is by the coordinator's monotonic clock. A voter
+takes part in electing the leader, the host whose coordinator runs the attempt.
+"""
 
 from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet

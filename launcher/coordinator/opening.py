@@ -1,4 +1,6 @@
-"""Open a generation, a set of ranks that train together: decide when that is possible, and which ranks a node gets."""
+"""Open a generation, a set of ranks that train together: decide when that is possible, and which ranks a node gets. The
+members of a generation are the nodes with its ranks.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -151,10 +153,11 @@ def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNo
 
 
 def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tuple[int, ...]:
-    """Return the indexes of at most `most` nodes by group rank, node 0 first.
+    """Return the indexes of at most `most` nodes, in order of their group rank.
 
-    The members of the last generation, in `before`, keep their places. Others fill the gaps, then the end; remaining
-    gaps are closed.
+    The members of the last generation, in `before`, keep their places. Others fill the gaps, then the end: first the
+    node with the index 0, then those to which ranks are to be moved, then those that are no spares. Remaining gaps are
+    closed.
     """
     present = {node.index for node in usable}
     order = sorted(usable, key=lambda node: (node.index != 0, not node.wanted, node.spare, node.index))

@@ -1,4 +1,6 @@
-"""Track how far a run has come from what its ranks report: step, rate, metrics and newest checkpoint."""
+"""Track how far a run has come from what its ranks report: step, rate, metrics and newest checkpoint. A generation is
+one set of ranks that train together. Every time `mono` is by the coordinator's monotonic clock.
+"""
 
 from collections import deque
 from collections.abc import Iterable
@@ -65,7 +67,9 @@ class Pace:
 
     @property
     def made(self) -> int:
-        """Return the number of steps plus newer checkpoints that the current generation has made."""
+        """Return how many steps the current generation has made, plus one for each newer checkpoint that it has
+        reported; 0 means no progress.
+        """
         return self.made_in_all - self._made_before
 
     def rate(self, mono: float) -> float | None:

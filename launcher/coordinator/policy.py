@@ -1,4 +1,5 @@
-"""Choose what follows a failure from its cause, the history and the budgets (`Recovery` in `spec/model.py`). Pure.
+"""Choose what follows a failure from its cause, the history and the budgets (`Recovery` in `spec/model.py`). Pure. A
+generation is one set of ranks that train together.
 
 The history is all events of all attempts in order. Only three kinds matter here: "failure" (each led to a restart, or
 nothing would follow it), "explained" (its cause was another one) and "resumed" (a user resumed the run, which resets
@@ -105,7 +106,7 @@ def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, i
     """Return how many restarts each cause has had, counted as failures after which the run continued by itself.
 
     `attempt` is the number of the present attempt: a failure that ended an earlier one counts even before the present
-    one has recorded an event.
+    one has recorded an event. With 0, such a failure does not count.
     """
     counts: Counter[str] = Counter()
     open_failures: list[Event] = []
@@ -161,7 +162,9 @@ def _used(failure: Event, past: Sequence[Event], refill_s: float | None) -> int:
 
 
 def _used_up(cause: Cause, restarts: int) -> str:
-    """Return the text that no restart is left for `cause`."""
+    """Return the text that no restart is left for `cause`; `restarts` is how many its budget allows in all, and 0 means
+    none.
+    """
     if restarts == 0:
         return f"no restart is allowed for {cause}"
     return f"the budget of {restarts} restart{'s' if restarts > 1 else ''} for {cause} is used up"
@@ -312,8 +315,8 @@ def _no_progress(row: Sequence[Event]) -> str:
 
 
 def _delay_s(budget: Budget, in_a_row: int) -> float:
-    """Return the delay before the next restart: none for the first in a row, then doubling up to the budget's
-    maximum.
+    """Return the delay in seconds before the next restart: none if `in_a_row`, the failures without progress between
+    them, is 1, then doubling with each up to the budget's maximum.
     """
     if in_a_row <= 1:
         return 0.0

@@ -1,4 +1,5 @@
-"""Run the coordinator on node 0: the sockets, timers and record writer around the pure state machine.
+"""Run the coordinator on node 0: the sockets, timers and record writer around the pure state machine. In a pool of SSH
+hosts, the voters are those hosts that take part in electing the leader, whose coordinator this is.
 
 In a pool it holds a restart back until half of the voters have the record of the failure that it follows.
 """
@@ -105,9 +106,11 @@ class CopyHold:
         return now
 
     def is_copied(self, awaited: int, history_bytes: int) -> bool:
-        """Return whether half of the voters have the newest record that is awaited.
+        """Return whether half of the voters have the history up to the newest record that has to be copied before the
+        messages are released.
 
-        `awaited` is the number of such records on this disk, `history_bytes` the size of the history up to the last.
+        `awaited` is how many such records are on this disk already, and `history_bytes` the size of the history up to
+        the last of these.
         """
         return awaited == self._awaited and self._copies.copied >= history_bytes
 

@@ -1,4 +1,6 @@
-"""Build the record in `state.json` from what the coordinator knows."""
+"""Build the record in `state.json` from what the coordinator knows. A generation is one set of ranks that train
+together. Its members are the nodes with those ranks.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

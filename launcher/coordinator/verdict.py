@@ -1,4 +1,6 @@
-"""Describe why a generation is closed or cannot be opened, for the user and for the recovery policy."""
+"""Describe why a generation is closed or cannot be opened, for the user and for the recovery policy. A generation is
+one set of ranks that train together.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

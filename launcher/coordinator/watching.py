@@ -1,5 +1,5 @@
 """Watch the open generation, the set of ranks that train together now: handle what its nodes report, and act on what is
-overdue.
+overdue. Its members are the nodes with those ranks.
 """
 
 from collections.abc import Sequence

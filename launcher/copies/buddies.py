@@ -1,5 +1,7 @@
 """With `checkpoint.buddy`, copy the snapshots that a node's ranks keep in its memory to the memory of the next node, so
-that they survive the loss of the node.
+that they survive the loss of the node. A Start is the coordinator's order to start the ranks of one generation, a set
+of ranks that train together. Its members, the nodes with ranks in it, form a ring. A Held is an entry in a node's list
+of snapshots.
 
     ranks of node 0: snapshot 20 ─► memory of node 0 ◄── List, Get ── agent of node 1 ─► its copies
                                                                       once its own ranks have theirs of step 20
@@ -99,8 +101,8 @@ class Buddies:
             self._say(Noted(self._node, "copy_failed", f"of ranks that start on node {self._node}: {_said(error)}"))
 
     async def follow(self, start: Start) -> None:
-        """Keep copies of the snapshots of the previous node in the ring from now on, instead of those of an earlier
-        generation's.
+        """Keep copies of the snapshots of the previous node in the ring of `start`, in the background from now on,
+        instead of those for an earlier generation.
         """
         await self._stop_keeping()
         self._noted = 0
@@ -110,7 +112,7 @@ class Buddies:
             self._keeping = asyncio.create_task(self._keep(charge, names, start.generation))
 
     async def _stop_keeping(self) -> None:
-        """Stop keeping copies of another node's snapshots."""
+        """Stop fetching copies of another node's snapshots, and wait until that has ended; copies that are here stay."""
         before, self._keeping = self._keeping, None
         if before is not None:
             before.cancel()
@@ -139,7 +141,7 @@ class Buddies:
         """Keep copies of the snapshots of node `charge`, with the files `names`, for ever: after each snapshot of this
         node's ranks, fetch the newest of that node.
 
-        Report each copy for `generation`.
+        Send the coordinator a Copied message with `generation` for each copy.
         """
         failed, told = False, -1
         while True:
@@ -185,7 +187,9 @@ class Buddies:
         return newest.step
 
     async def _fetch(self, link: ReplicaLink, into: Snapshots, held: Held) -> int:
-        """Fetch one snapshot into the folder `into` and return its size in bytes."""
+        """Fetch the snapshot `held` over `link` into the folder `into`, and return its size in bytes; if that fails,
+        delete what has arrived.
+        """
         save = Save.of(held)
         whole_manifest, manifest = await peer.manifest(link, save)
         await asyncio.to_thread(into.make_place, save)

@@ -59,7 +59,7 @@ def send_bytes(peer: socket.socket, data: bytes) -> None:
 
 def send_file(peer: socket.socket, file: BinaryIO, size: int, pace: Throttle, unwanted: Callable[[], bool]) -> bool:
     """Send exactly `size` bytes from the beginning of the file at the pace of the throttle; raise WireError if the file
-    is shorter. Return False if sending stopped early because `unwanted` returned True.
+    is shorter. `unwanted` is called before each piece; once it returns True, stop sending and return False.
     """
     sent = 0
     while sent < size:
@@ -110,8 +110,9 @@ def drain(peer: socket.socket, seconds: float) -> None:
 
 
 def _read(peer: socket.socket, into: memoryview, left: int, size: int) -> int:
-    """Receive at most `left` of `size` bytes into the buffer and return their number; raise WireError if the peer has
-    closed.
+    """Receive bytes into the buffer `into`, as many as are there and fit, and return their number; raise WireError if
+    the peer has closed. `left` and `size`, how many bytes are missing and how many were to come, are for the error's
+    text.
     """
     try:
         count = peer.recv_into(into)

@@ -1,6 +1,7 @@
 """Choose the checkpoint that a generation loads, when each node has its own disk: the newest of which every file is on
 some node. Pure functions of what the nodes have (`inventories`; None for a node that does not answer). A draft is a
-checkpoint that a node has not committed, because its manifest is not in its final place.
+checkpoint that a node has not committed, because its manifest is not in its final place. A generation is one set of
+ranks that train together, and its members are the nodes with those ranks.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -75,7 +76,7 @@ def _lacks(inventories: Inventories, kept: bool) -> str:
 
 
 def _silent(nodes: Sequence[int]) -> str:
-    """Return a text about these nodes, which do not answer; it is cut if there are many."""
+    """Return a text about these nodes, which do not answer, "" if there are none; it is cut if there are many."""
     more = f"; {len(nodes) - _MOST_NAMED} more do not either" if nodes[_MOST_NAMED:] else ""
     return "".join(f"; node {node} does not answer" for node in nodes[:_MOST_NAMED]) + more
 

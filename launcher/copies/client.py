@@ -1,5 +1,6 @@
 """Send requests to another agent's replica server, which serves the checkpoint files of its node. Each request raises
-WireError, and its subclass Unwilling if the server refuses.
+WireError, and its subclass Unwilling if the server refuses. The members of a generation (a set of ranks that train
+together) are the nodes with those ranks; the first has rank 0.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ class DiskFailed(Exception):
 
 async def inventory(link: ReplicaLink) -> list[Held]:
     """Return the checkpoints that the peer has; raise WireError for an entry that is malformed."""
-    listed = await _record(link, protocol.List(), list[Held])
+    listed = await _ask_for(link, protocol.List(), list[Held])
     try:  # others receive it from the caller
         converted([(one.kind, one.step, one.digest) for one in listed], list[protocol.Save])
     except msgspec.ValidationError as error:
@@ -45,7 +46,7 @@ async def inventory(link: ReplicaLink) -> list[Held]:
 
 async def decision(link: ReplicaLink, generation: int) -> protocol.LoadDecision:
     """Return the decision of the generation's first member (the node of rank 0) which checkpoint is loaded."""
-    decided = await _record(link, protocol.Decide(generation), protocol.LoadDecision)
+    decided = await _ask_for(link, protocol.Decide(generation), protocol.LoadDecision)
     if any(choice.save is not None and not choice.with_manifest for choice in (decided.load, decided.best)):
         raise WireError("it chose a checkpoint that no node has")
     return decided
@@ -138,7 +139,7 @@ async def copy(link: ReplicaLink, files: ReplicaFiles, put: protocol.Put, pace: 
     answer.result()
 
 
-async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
+async def _ask_for(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
     """Send the request `ask` and return its answer, decoded as `kind`; raise WireError if it cannot be decoded."""
     data = await link.take(ask, _at_most(protocol.MOST_LISTED_BYTES), receive_all)
     try:

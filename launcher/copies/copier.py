@@ -1,5 +1,6 @@
 """Copy each node's own files of a committed checkpoint to the next node, in the background. The members of a generation
-are its nodes, which form a ring; the files on the next node are the second copies."""
+(a set of ranks that train together) are its nodes, which form a ring; the files on the next node are the second copies.
+"""
 
 import asyncio
 import time

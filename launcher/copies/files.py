@@ -1,4 +1,7 @@
-"""One node's checkpoint directory, as its replica server and its agent use it; every method may wait for the disk."""
+"""One node's checkpoint directory, as its replica server and its agent use it; every method may wait for the disk. A
+Held is the entry of a disk's list about one checkpoint: its identity, and the names of its files that are there and
+that are missing. A Save is that identity alone.
+"""
 
 import os
 import threading
@@ -100,8 +103,8 @@ class ReplicaFiles:
         partial.receive(folder, manifest, name, cast("Iterable[bytes]", chunks), save.kind)
 
     def check_reported(self, save: Save, name: str) -> bool:
-        """Read every byte of a file that another node reported as damaged; if it is damaged, set the checkpoint's file
-        aside and return True.
+        """Read every byte of the file `name`, which another node reported as damaged. If it is damaged, rename this one
+        file, so that the checkpoint lacks it here, and return True.
         """
         found = self.look_at(save.kind, save.step)
         if found is None or found[0] != save:
@@ -144,11 +147,11 @@ class ReplicaFiles:
         return True
 
     def make_room_for_draft(self, save: Save) -> bool:
-        """Set aside another checkpoint that has the folder name of `save`, of which a draft exists; return False if
-        there is no other.
+        """Set aside a committed checkpoint that has the folder name of `save`, so that the draft of `save` can be
+        committed; return False if there is none.
 
-        Raise SaveGone if the other one is complete and newer (of a later attempt, or saved later), or if no draft
-        exists.
+        Raise SaveGone if that checkpoint is complete and newer (of a later attempt, or saved later), or if there is no
+        draft of `save`.
         """
         return self._is_taken(save) and self._give_way(save, self._held(save, self.list()))
 
@@ -195,7 +198,7 @@ class ReplicaFiles:
         return self._folder / waiting_name(folder_name(save.step, save.kind), save.digest)
 
     def _place(self, save: Save) -> Path:
-        """Return the folder of the committed checkpoint."""
+        """Return the path of the folder that `save` has once it is committed, whether it exists or not."""
         return self._folder / folder_name(save.step, save.kind)
 
     def _manifest(self, save: Save) -> bytes | None:

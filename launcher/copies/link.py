@@ -1,5 +1,5 @@
 """A connection to or from a replica server: messages pass through the event loop, and file contents through a thread on
-the same socket.
+the same socket. A generation is one set of ranks that train together.
 """
 
 import asyncio

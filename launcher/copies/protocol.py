@@ -1,5 +1,5 @@
 """Messages between agents and replica servers, which copy checkpoint files: one JSON line each. File contents follow
-after a Go.
+after a Go. A generation is one set of ranks that train together; its members are the nodes with those ranks.
 
     peer → server   List | Decide | Get             server → peer   Offer(size)
     peer → server   Go                              server → peer   exactly so many bytes

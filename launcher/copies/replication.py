@@ -1,6 +1,7 @@
 """The agent's work with checkpoints where each node has its own disk: it serves its files, fetches what its ranks load,
-and has second copies made. The members of a generation are its nodes; the first member, with rank 0, decides which
-checkpoint is loaded.
+and has second copies made. A Start is the coordinator's order to start the ranks of a generation, a set of ranks that
+train together. Its members are the nodes with those ranks; the first member, with rank 0, decides which checkpoint is
+loaded.
 
 Before ranks of a generation are forked:
 
@@ -246,7 +247,7 @@ class Replication:
     # -- fetching
 
     async def _fetch_best(self, start: Start, choice: SaveChoice) -> None:
-        """Fetch the best checkpoint; no rank waits for it."""
+        """Fetch the best checkpoint, for which no rank waits; a failure is only recorded as an event."""
         try:
             await self._fetch(start, choice)
         except (NotBrought, SaveGone) as error:

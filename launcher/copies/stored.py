@@ -1,5 +1,6 @@
 """Find a run's checkpoints in its object store (`checkpoint.copy_to`), and download them if no disk of the run has
-them.
+them. A Held is the entry of a disk's list about one checkpoint: its identity, and the names of its files that are there
+and that are missing.
 """
 
 import contextlib

@@ -1,5 +1,6 @@
 """Upload copies of checkpoints to an object store in the background, and delete old ones there. A daemon thread does
-it; only `settle` waits for it.
+it; only `settle` waits for it. A Start is the coordinator's order to start the ranks of one generation (a set of ranks
+that train together) on a node. A Held is the entry of a disk's list about one checkpoint.
 """
 
 import asyncio
@@ -232,7 +233,8 @@ class _Work:
         return self._rules.every_s is None or held.saved_unix_s - newest.saved_unix_s >= self._rules.every_s
 
     def _upload(self, store: ObjectStore, manifest: Manifest, *, ends: bool) -> None:
-        """Upload this node's files; the first node waits until all other files are in the store as well.
+        """Upload this node's files of the checkpoint with this manifest; the first node waits until all other files are
+        in the store as well.
 
         Raise _Superseded if the run ends during that wait, unless `ends` says that it has ended before.
         """

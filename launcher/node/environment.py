@@ -1,4 +1,6 @@
-"""Build the variables of a rank: those torchrun sets, those Lightning, Accelerate and torchtitan read, and LAUNCH_*."""
+"""Build the variables of a rank: those torchrun sets, those Lightning, Accelerate and torchtitan read, and LAUNCH_*. A
+generation is one set of ranks that train together. A role is one program of a run that has several.
+"""
 
 import os
 from collections.abc import Mapping
@@ -155,7 +157,8 @@ def _memory_variables(checkpoint: CheckpointOptions, memory: Path | None) -> dic
 
 def hot_variables(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
     """Return the variables of a rank for `recovery.mode` hot or auto: `control`, the path of its control FIFO, `notes`,
-    the folder in which it records its state at each step, and the lease.
+    the folder in which it records its state at each step, and with several nodes the length of the lease under which
+    its node's ranks may run.
 
     With `joins` the rank joins a training under way and gets its state from the other ranks.
     """
@@ -176,8 +179,9 @@ def _role_variables(plan: Plan) -> dict[str, str]:
 
 
 def role_rank_variables(plan: Plan, rank: int) -> dict[str, str]:
-    """Return the variables with the rank's number in its role and the ports that it has to serve; none in a run of one
-    program.
+    """Return the variables of rank `rank` of the plan with its number in its role and the ports that it has to serve;
+    none in a run of one program. The two numbers differ if each rank of the role restarts alone, with a plan of its
+    own.
     """
     if not plan.role:
         return {}

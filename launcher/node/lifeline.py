@@ -1,5 +1,5 @@
 """The agent's connection to the coordinator: it sends messages, repeats those that a network cut may have lost, and
-renews the lease under which the node's ranks may run.
+renews the lease under which the node's ranks may run. A generation is one set of ranks that train together.
 """
 
 import asyncio
@@ -101,8 +101,8 @@ class Lifeline:
             self._wire.send(message)
 
     def send_reliably(self, message: _Weighty) -> None:
-        """Send a message that must not be lost. It is sent once more after each reconnection, so the coordinator may
-        receive it several times.
+        """Send a message that must not be lost. It is sent again after each reconnection until `forget` drops it, so
+        the coordinator may receive it several times.
         """
         self._told.append(message)
         self.send(message)

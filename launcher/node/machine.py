@@ -38,8 +38,8 @@ def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
 
 
 def note_environment(path: Path, python: str, environ: Mapping[str, str]) -> None:
-    """Write the facts about the interpreter `python` and this machine to the file `path`; do nothing if the disk
-    refuses the write.
+    """Write the facts about the interpreter `python` and this machine to the new file `path`; do nothing if that exists
+    or the disk refuses the write. `environ` are the variables of the node's ranks.
     """
     found = environment_of(python, environ)
     with contextlib.suppress(OSError):

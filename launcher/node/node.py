@@ -1,5 +1,7 @@
 """One node's agent: it prepares the node, keeps the connection to the coordinator, and starts and stops ranks on the
-coordinator's orders.
+coordinator's orders. A generation is one set of ranks that train together. A zygote is a process that has imported
+torch and forks ranks; the watchdog is one that kills the ranks when the lease, which answered heartbeats renew,
+expires.
 
 prepare ─ setup, zygote ─┐
 link ── Join, Ready ─────┼─► Start ─► RankGroup ─► Started, Exited, Heartbeat
@@ -340,7 +342,9 @@ class NodeAgent:
         self._fresh.set()
 
     def on_last_report(self) -> None:
-        """Send a heartbeat at once."""
+        """Send a heartbeat at once, because a rank has ended whose last report must reach the coordinator before its
+        end does.
+        """
         self._send_heartbeat()
 
     def ended(self, exited: messages.Exited) -> None:

@@ -44,8 +44,8 @@ class HostNotice:
         self._signalled = f"its agent got SIG{self._notice.signal}"
 
     async def look(self) -> str:
-        """Return as text which file, command or signal gives notice now, or "" if none does; run the command if its
-        last run is long enough ago. A file or command can withdraw its notice.
+        """Return as text which file, command or signal gives notice now, or "" if none does. The command is run if its
+        last run was at least five seconds ago, else its last answer counts. A file or command can withdraw its notice.
         """
         if self._signalled:
             return self._signalled

@@ -1,5 +1,5 @@
 """The readiness of a node: it is prepared (`run.setup` has run, and a zygote has imported torch, to fork ranks), its
-devices are fit, and its host is not about to go.
+devices are fit, and its host is not about to go. A role is one program of a run that has several.
 
 prepare ─ setup, zygote ─► Ready, or Fault
 kernel log ─► DeviceFails          notice of the host ─► HostLeaves

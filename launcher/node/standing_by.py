@@ -29,7 +29,8 @@ def standby_argument(fd: int) -> str:
 
 def send_arguments(waiting: socket.socket, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
     """Send the process at the other end of the socket `waiting` one line of JSON, `words`, together with the
-    descriptors `fds`; raise OSError if the process has ended.
+    descriptors `fds`; raise OSError if the process has ended. `words` has its new arguments (`argv`), variables
+    (`env`), and the numbers under which it expects the descriptors (`fds`).
     """
     line = json.dumps(words).encode() + b"\n"
     sent = socket.send_fds(waiting, [line], [*fds])

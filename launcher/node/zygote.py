@@ -1,5 +1,6 @@
-"""The zygote: a process that imports once what ranks need and forks ranks on request; or, in mode `run`, becomes one
-rank without a fork. See ZYGOTE.md.
+"""The zygote: a process that imports once what ranks need and forks ranks on request (mode `serve` for one agent,
+`lend` for an owner that starts many runs); or, in mode `run`, becomes one rank without a fork. A visitor is a user's
+`launch debug` that is connected to a rank. See ZYGOTE.md.
 
     PYTHON zygote.py serve FD AGENT_PID     FD: one end of a Unix stream socket pair, JSON lines both ways
     PYTHON zygote.py lend FD OWNER_PID      likewise, for many runs: it has a copy of itself in the agent of each
@@ -1244,8 +1245,11 @@ def replace_program(argv: Sequence[str], env: dict[str, str]) -> NoReturn:
 
 
 class TagRoom:
-    """Space in this process's initial environment for the variable that names its run, so that `/proc` shows to which
-    run the process belongs.
+    """The space that holds this process's run directory (LAUNCH_RUN_DIR) and a filler (LAUNCH_TAG_ROOM) in its initial
+    environment, which the process that started it has put there. `name` overwrites both with the directory of another
+    run, so that `/proc` shows to which run the process belongs.
+
+    To make an instance finds the space, and changes none of it; without the two variables nothing fits.
     """
 
     def __init__(self) -> None:
@@ -1258,16 +1262,16 @@ class TagRoom:
         os.environ.pop(ROOM, None)
 
     def fits(self, run_dir: str) -> bool:
-        """Return whether the variable with this run directory fits into the space."""
+        """Return whether LAUNCH_RUN_DIR with the value `run_dir` fits into the space."""
         return len(self._line(run_dir)) <= self._bytes
 
     def name(self, run_dir: str) -> None:
-        """Set the variable to the run directory, both in the space that `/proc` shows and in `os.environ`."""
+        """Set LAUNCH_RUN_DIR to the run directory, both in the space that `/proc` shows and in `os.environ`."""
         ctypes.memmove(self._start, self._line(run_dir).ljust(self._bytes, b"\0"), self._bytes)
         os.environ[TAG] = run_dir
 
     def _line(self, run_dir: str) -> bytes:
-        """Return the variable in the form in which the kernel shows it."""
+        """Return LAUNCH_RUN_DIR, with the value `run_dir`, in the form in which the kernel shows it."""
         return f"{TAG}={run_dir}".encode() + b"\0"
 
 
@@ -1581,6 +1585,9 @@ class Zygote:
 def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
     """Return the order of the rank that this process becomes in mode `run`, or that a fork of it becomes in the modes
     `serve` and `lend`.
+
+    The order comes over the descriptor `fd`, as the module says for each mode. The process ends when its parent
+    `agent_pid` does.
     """
     inherited = open_fds()
     usual_signals()

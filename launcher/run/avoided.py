@@ -1,5 +1,5 @@
 """The file avoided.json of a run: hosts and devices that it excludes for a while because it lost them, with the
-evidence.
+evidence. Times are Unix times.
 
 A user may include hosts again. A damaged file counts as empty: the list is only a preference, and no run should end
 because of it.

@@ -124,8 +124,8 @@ def is_step_of(run: str, graph: GraphDir) -> bool:
 
 
 def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphRecord, GraphStep] | None:
-    """Return (the record of the graph to which a run belongs, the run's step in it), or None if it belongs to none of
-    the graphs in `known`.
+    """Return (the record of the graph to which the run with the id `run` belongs, the run's step in it), or None if it
+    belongs to none of the graphs in `known`.
 
     `path` is the folder of the run.
     """
@@ -139,7 +139,7 @@ def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphReco
 
 
 def graph_of_step(run: str, path: Path) -> str | None:
-    """Return the id of the graph to which a run belongs, or None if it belongs to none.
+    """Return the id of the graph to which the run with the id `run` belongs, or None if it belongs to none.
 
     Only names are compared and no record is read; `path` is the folder of the run.
     """

@@ -1,6 +1,6 @@
 """The name of every file in the run directory, in one place; nothing here reads or writes the disk. A node is one
 machine of an attempt, known by its index; its agent is the launcher's process there, and its zygote a process that
-imports torch once and forks the ranks.
+imports torch once and forks the ranks. A generation is one set of ranks that train together.
 """
 
 import re

@@ -137,25 +137,27 @@ def signal_process(process: ProcessId, number: int) -> bool:
 
 
 def descendants(root: int, keep: Collection[int] = ()) -> list[int]:
-    """Return all live processes below `root`, without those in `keep`; the descendants of `keep` are included."""
+    """Return the pids of all live processes below `root`, without those in `keep`; the descendants of `keep` are
+    included.
+    """
     return [pid for pid in _below(root, lambda _: True) if pid not in keep]
 
 
 def orphans(root: int, trees: Collection[int]) -> list[int]:
-    """Return all live processes below `root` that are outside the process trees with the roots `trees`."""
+    """Return the pids of all live processes below `root` that are outside the process trees with the roots `trees`."""
     return list(_below(root, lambda pid: pid not in trees))
 
 
 def tagged(run_dir: str, uid: int) -> list[int]:
-    """Return all processes of the user `uid` that are tagged with the run directory: their environment at exec names
-    it.
+    """Return the pids of all processes of the user `uid` that are tagged with the run directory: their environment at
+    exec names it.
     """
     return tagged_any([run_dir], uid)[run_dir]
 
 
 def tagged_of_run(run_dir: Path, uid: int) -> list[int]:
-    """Return all processes of the user `uid` that are tagged with the run's directory or with that of one of its
-    roles.
+    """Return the pids of all processes of the user `uid` that are tagged with the run's directory or with that of one
+    of its roles.
     """
     roles = RunDir(run_dir).roles
     folders = [run_dir, *(roles.iterdir() if roles.is_dir() else ())]
@@ -351,7 +353,8 @@ def pids() -> Iterator[int]:
 
 def ends_in_time(child: "subprocess.Popen[bytes]", limit_s: float, is_too_much: Callable[[], bool]) -> bool:
     """Return whether a child that leads a session exits by itself before `limit_s` seconds have passed and before
-    `is_too_much` returns True; if not, kill its process group.
+    `is_too_much`, which is called again and again (to limit the child's output, for instance), returns True; if not,
+    kill its process group.
     """
     end = os.pidfd_open(child.pid)  # readable when it ends: no step of a polling loop is lost on a quick one
     deadline = time.monotonic() + limit_s

@@ -150,7 +150,8 @@ class RecordWriter:
 def _fits_batch(batch: list[_Entry], entry: _Entry) -> bool:
     """Return whether the entry can be appended together with the batch: both go to the same file of lines.
 
-    An event of a kind in AWAITED ends its batch, because the history up to it is copied to other hosts.
+    An event that others must have before the run goes on (a failure, or the announcement of the end) ends its batch,
+    because the history up to it is copied to other hosts.
     """
     last = batch[-1]
     if not isinstance(last, Event | RankExit) or (isinstance(last, Event) and last.kind in AWAITED):

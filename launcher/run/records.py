@@ -1,4 +1,6 @@
-"""The records that processes leave for each other in the run directory. Each file's name is in `layout.py`."""
+"""The records that processes leave for each other in the run directory. Each file's name is in `layout.py`. A
+generation is one set of ranks that train together. A spare is a node beyond those that the run needs.
+"""
 
 from typing import Annotated, Literal
 

@@ -163,8 +163,8 @@ def gone() -> list[tuple[RunId, Path]]:
 
 
 def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
-    """Return (id, folder) of this user's runs of the project around `folder` that are not registered, for instance
-    because they were submitted with another HOME or state folder.
+    """Return (id, folder) of this user's runs of the project in `folder`, or in the nearest folder above it that has
+    runs, that are not registered, for instance because they were submitted with another HOME or state folder.
     """
     roots = (runs_root(at) for at in (folder, *folder.parents))
     root = next((at for at in roots if at.is_dir()), None)

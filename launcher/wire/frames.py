@@ -93,15 +93,16 @@ T = TypeVar("T", _Hello, _Proof, _Answer)
 
 
 def wire_key(token: str, wire: str, run_id: str, attempt: int) -> bytes:
-    """Return the key for one kind of connection, named `wire`, of this attempt and no other, derived from the attempt's
-    secret `token`.
+    """Return the key for one kind of connection of this attempt and no other, derived from the attempt's secret `token`
+    (hex digits). `wire` is the name of that kind, such as `replicas`.
     """
     return hmac.digest(bytes.fromhex(token), msgspec.json.encode((wire, run_id, attempt)), "sha256")
 
 
 def proof_of(key: bytes, side: str, client: str, server: str, nonces: str) -> str:
-    """Return the proof (HMAC) that the client or the server (`side`) must send on this connection; `client` and
-    `server` are both ends' addresses.
+    """Return the proof (HMAC) that one end of this connection must send. `side` is that end, "client" or "server";
+    `client` and `server` are both ends' addresses as text; `nonces` are the server's and the client's nonce with a bar
+    between them.
     """
     return hmac.digest(key, f"{side}|{client}|{server}|{nonces}".encode(), "sha256").hex()
 
@@ -115,7 +116,9 @@ def parsed(line: bytes, decoder: msgspec.json.Decoder[In]) -> In:
 
 
 def complain(text: str) -> None:
-    """Write a line about a peer that broke the protocol to stderr; after many such lines, write none."""
+    """Write a line about a peer that broke the protocol to stderr; after the first _MOST_COMPLAINTS lines of this
+    process, write none.
+    """
     if next(_complaints) < _MOST_COMPLAINTS:
         sys.stderr.write(f"launch: {text}"[:500] + "\n")
 
@@ -181,8 +184,8 @@ class Wire(Generic[In, Out]):
             self.writer.transport.abort()
 
     async def deliver(self, message: Out) -> None:
-        """Send one message and wait until the peer has taken it, however slowly; raise WireError if the connection has
-        ended.
+        """Send one message and wait, however slowly the peer reads, until at most 64 KiB are queued (asyncio's
+        `drain`); raise WireError if the connection has ended.
         """
         try:
             self.writer.write(msgspec.json.encode(message) + b"\n")
@@ -195,11 +198,11 @@ class Wire(Generic[In, Out]):
         complain(f"dropped {self.peer}: {error}")
 
     def close(self) -> None:
-        """Close the connection once everything queued was sent."""
+        """Close the connection once everything queued was sent; return at once."""
         self.writer.close()
 
     def abort(self) -> None:
-        """Close the connection at once."""
+        """Close the connection at once, and drop what is queued."""
         self.writer.transport.abort()
 
 
@@ -333,7 +336,7 @@ class _Inbox:
         self._epoll.close()
 
     def _wait(self) -> None:
-        """Have the loop call `_read` once one of the connections can be read."""
+        """Have the loop call `_read` whenever one of the connections can be read, from now on."""
         self._loop.add_reader(self._epoll.fileno(), self._read)
 
     def _read(self) -> None:
@@ -386,7 +389,9 @@ class WireServer(Generic[In, Out]):
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str, port: int = 0) -> int:
-        """Listen only on `address`, on any port or on the one that an earlier process had; return the port."""
+        """Listen only on `address`; return the port. It is `port`, which an earlier process may have had, or any free
+        one for 0. Raise OSError if another program has it.
+        """
         self._loop, self._inbox = asyncio.get_running_loop(), _Inbox()
         listening = await _socket_for(address)
         try:
@@ -404,7 +409,7 @@ class WireServer(Generic[In, Out]):
         return int(listening.getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening and end all connections."""
+        """Stop listening, close all connections, and wait until no call of `serve` runs any more."""
         for timer in (self._timer, self._again):
             if timer is not None:
                 timer.cancel()
@@ -509,7 +514,7 @@ class WireServer(Generic[In, Out]):
                 self._drop(oldest.peer, TimeoutError("no proof in time"))
 
     def _set_timer(self, moment: float) -> None:
-        """Call `_drop_overdue` at this moment, and not before."""
+        """Have the loop call `_drop_overdue` at `moment`, by the loop's clock, instead of at the time set before."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(moment, self._drop_overdue)
@@ -529,7 +534,9 @@ class WireServer(Generic[In, Out]):
     # -- who has
 
     async def _attend(self, peer: socket.socket) -> None:
-        """Serve one peer."""
+        """Call `serve` with the connection of a peer that has proved itself, and close it when that returns; report a
+        peer that breaks the protocol on stderr.
+        """
         wire: Wire[In, Out] = await _opened(peer, self._decoder, self._line_bytes, self._inbox)
         try:
             await self._serve(wire)
@@ -565,8 +572,9 @@ async def dial(
     peers: int = 1,
     patience: int = 1,
 ) -> Wire[In, Any]:
-    """Connect from `own_address`, authenticate both sides, and return the wire. Raise WireError if either fails, or
-    NoAnswer if the connection was made and the server did not answer within the time limit.
+    """Connect from `own_address` to the server at `address` and `port`, have both sides prove that they have `key`, and
+    return the connection. Raise WireError if either fails, or NoAnswer if the connection was made and the server did
+    not answer within the time limit.
 
     `decoder` decodes the server's messages, of at most `line_bytes` each. `peers` is how many may connect to the server
     at the same moment, which makes the limit longer. `patience` multiplies the limit for the server's answer.
@@ -592,8 +600,8 @@ async def dial(
 
 
 async def _connected(address: str, port: int, own_address: str, limit_s: float) -> socket.socket:
-    """Return a socket connected from `own_address` to the server, whose process may not have accepted the connection
-    yet. Raise TimeoutError after `limit_s` seconds, or OSError if it is refused.
+    """Return a socket connected from `own_address` to the server at `address` and `port`, whose process may not have
+    accepted the connection yet. Raise TimeoutError after `limit_s` seconds, or OSError if it is refused.
     """
     peer = await _socket_for(address)
     try:

@@ -1,5 +1,6 @@
 """Messages between agents and the coordinator: frozen structs, one JSON line each, tagged by `t`. An arrow in a
-docstring says who sends the message.
+docstring says who sends the message. A generation is one set of ranks that train together; another follows each failure
+or change of nodes. Its members are the nodes that have ranks in it; they form a ring in order of their group rank.
 
 No message grows with the number of nodes: a thousand agents get a thousand small lines. The one exception is a Start
 with no shared disk or with copies in other nodes' memory: it lists all replica servers.
@@ -45,7 +46,7 @@ class Join(msgspec.Struct, frozen=True, tag="join", tag_field="t"):
 
     node: int
     address: Name
-    process: ProcessId
+    process: ProcessId  # of the agent
     port: Port  # a port this agent holds for the next generation's MASTER_PORT
     generation: Count = 0  # the generation of the ranks that run on this node; 0: none
     buried: ProcessId | None = None  # the node's previous agent, if it is known to have exited with all its processes
@@ -129,8 +130,8 @@ class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", tag_field="t"):
-    """agent → coordinator: the agent is alive; sent once a second, less often if there are thousands, and sooner when a
-    rank has reported something.
+    """agent → coordinator: the agent is alive; sent once a second, less often if there are thousands of nodes, and
+    sooner when a rank has reported something.
 
     `fetched` is the bytes of a checkpoint fetched so far, `keeps` that the trainer's checkpoints were found on this
     node's own disk, `preparing` what has to end before ranks can start. `answered` is the newest heartbeat that was
@@ -172,7 +173,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped", tag_field="t"):
 class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
     """agent → coordinator: this node cannot run ranks.
 
-    `setup`: the user's setup failed, or (without a log) their interpreter cannot run them; `disk`: it is full or
+    `setup`: the user's setup failed, or (without a log) the user's interpreter cannot run ranks; `disk`: it is full or
     refuses writes; `unfit`: a device failed its check; `port`: another program has the port of one of its ranks; else
     the launcher's own fault.
     """
@@ -180,7 +181,7 @@ class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
     node: int
     setup: bool
     text: Text
-    log: str | None = None  # relative to the run directory
+    log: str | None = None  # of the user's setup, relative to the run directory
     disk: bool = False
     unfit: bool = False
     port: bool = False
@@ -258,7 +259,9 @@ class LinkSeen(msgspec.Struct, frozen=True, tag="link_seen", tag_field="t"):
 
 
 class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
-    """agent → coordinator: the answer to Look `number`, one for each rank of the node."""
+    """agent → coordinator: what one rank of the node was doing (`look`, which names the rank). It answers the Look with
+    this number; the node sends one for each live rank.
+    """
 
     node: int
     number: Count
@@ -266,9 +269,11 @@ class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
 
 
 class Entered(msgspec.Struct, frozen=True, tag="entered", tag_field="t"):
-    """agent → coordinator: when a rank entered its newest collectives, the answer to a Look with `times`.
+    """agent → coordinator: when `rank` entered its newest collectives, by process group (`groups`). It answers the Look
+    with `times` that has this number.
 
-    The times, `asked_at` and `answered_at` are by the node's clock, so that its offset can be computed.
+    The times are by the node's clock. So are `asked_at`, when the node asked its ranks, and `answered_at`, when it
+    sends this message; the coordinator computes from them how far that clock is off.
     """
 
     node: int
@@ -323,8 +328,9 @@ class CheckLink(msgspec.Struct, frozen=True, tag="check_link", tag_field="t"):
 
 
 class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
-    """coordinator → agent: inspect the ranks of this generation, then answer with a Looked for each. With `times`,
-    answer with an Entered for each instead, which has the times at which it entered its newest collectives.
+    """coordinator → agent: inspect the live ranks of this generation (their stacks, their collectives and the kernel's
+    counters), then answer with a Looked for each. With `times`, answer with an Entered for each instead, which has the
+    times at which it entered its newest collectives.
     """
 
     generation: int

@@ -1,5 +1,5 @@
 """The channel from a rank to its agent: a FIFO per rank, named by LAUNCH_PROGRESS, on which the rank writes one JSON
-object a line, such as {"step": 12, "loss": 0.31}.
+object a line, such as {"step": 12, "loss": 0.31}. A generation is one set of ranks that train together.
 
 A script needs three lines to use it:
 
@@ -108,7 +108,7 @@ class Progress:
         self.dropped_lines = 0
 
     def take(self, line: bytes) -> bool:
-        """Record the report in a line; return False, and count the line as dropped, if it is malformed."""
+        """Record the report in a line and return True; return False, and count the line as dropped, if it is malformed."""
         try:
             words = _words(line)
             report = converted(words, Report)
@@ -126,8 +126,8 @@ class Progress:
         return True
 
     def go_on(self) -> None:
-        """Reset what belongs to a generation (one set of ranks between two failures), because the same process now
-        belongs to a new one and has reported nothing in it.
+        """Begin a new generation for a rank that keeps its process: reset what belongs to one generation, as the rank
+        has reported nothing in the new one.
         """
         self.step = self._began = self.checkpoint = self.remembered = self.slow = self.went_back = None
         self.reported = False
@@ -167,7 +167,9 @@ class Progress:
             self._keep(self.step or 0, values)
 
     def _measured(self, words: dict[str, object]) -> Iterator[tuple[str, float]]:
-        """Yield the metrics in the line `words`, and record them as the newest; names beyond a limit are dropped."""
+        """Yield (name, value) of the metrics in the line `words`, and record each as the newest. After _MAX_METRICS
+        different names, further names are dropped.
+        """
         for word, value in words.items():
             name, number = word[:64], _number(value)
             if number is None or word in Report.__struct_fields__:
@@ -178,7 +180,7 @@ class Progress:
                 yield name, number
 
     def _measure(self, name: str, number: float) -> None:
-        """Record the newest value of a metric."""
+        """Record the newest value of a metric; one that is NaN or infinite goes into `not_finite` instead of `metrics`."""
         began = self.not_finite.pop(name, None)
         if isfinite(number):
             self.metrics[name] = number

@@ -1,4 +1,6 @@
-"""Keep surviving ranks in their processes after others were killed (`recovery.mode` hot or auto).
+"""Keep surviving ranks in their processes after others were killed (`recovery.mode` hot or auto). A generation is one
+set of ranks that train together; its members are the nodes with those ranks. A spare is a node beyond those that the
+run needs, ready to replace one.
 
 Only dead ranks are restarted, and ranks that had not met the others yet: on their node, or if that is lost or drained,
 on a spare. Without a spare the run continues with fewer ranks, if the spec's range and all ranks allow it. The ranks
@@ -68,8 +70,8 @@ class HotOpener:
         return True
 
     def join(self, generation: Generation, newcomers: set[int]) -> None:
-        """Open a generation that includes the ranks of the nodes in `newcomers`, which have started and wait to connect
-        to the others.
+        """Open `generation`, a new one, in place. It includes the ranks of the nodes in `newcomers`, which have started
+        and wait to connect to the others.
         """
         new = [str(rank.number) for rank in generation.ranks if rank.node in newcomers]
         who = f"rank {new[0]} joins" if len(new) == 1 else f"ranks {', '.join(new)} join"
@@ -111,8 +113,8 @@ class HotOpener:
         return self._obstacle(self._members(self._attempt.current, leave), leave)
 
     def _members(self, generation: Generation, lost: set[int]) -> tuple[int, ...]:
-        """Return the indexes of the nodes by group rank once those in `lost` are gone: survivors keep their places, and
-        spares fill the others as far as there are spares.
+        """Return the indexes of the nodes by group rank that follow the members of `generation`, the open one, once
+        those in `lost` are gone: survivors keep their places, and spares fill the others as far as there are spares.
         """
         nodes = self._attempt.nodes
         if not lost:
@@ -227,8 +229,8 @@ class HotOpener:
 
 
 def _who(generation: Generation, members: Sequence[int]) -> str:
-    """Return which ranks are new and which stay, such as `rank 2 is restarted, the other 3 stay`, with the node that
-    replaced a lost one.
+    """Return as text which ranks of `generation`, the old one, are new and which stay if `members` are the nodes of the
+    next one, such as `rank 2 is restarted, the other 3 stay`, with the node that replaced a lost one.
     """
     if len(members) < len(generation.members):
         left = sum(len(generation.of_node(node)) for node in members)

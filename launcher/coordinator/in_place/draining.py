@@ -1,4 +1,6 @@
-"""Move ranks off nodes, permanently (drain) or once (move), in place if that is possible."""
+"""Move ranks off nodes, permanently (drain) or once (move), in place if that is possible. A generation is one set of
+ranks that train together. A spare is a node beyond those that the run needs, ready to replace one.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -79,7 +81,9 @@ class Drainer:
         return "coordinates the others" if node.index == self._attempt.plan.nodes[0].index else ""
 
     def _record_request(self, node: KnownNode, why: str, stays: str) -> None:
-        """Record that a drain was requested; `stays` says why the node keeps its ranks for now, or is ""."""
+        """Record that a drain was requested for the reason `why` ("" if a user gave none); `stays` says why the node
+        keeps its ranks for now, or is "".
+        """
         text = f"node {node.index} is to be drained{f' ({why})' if why else ''}"
         if stays:
             text += f", but {stays}: it stays"

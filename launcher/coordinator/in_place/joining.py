@@ -1,4 +1,5 @@
-"""Add ranks on nodes that become usable while ranks train in place; the running ranks barely stop for it.
+"""Add ranks on nodes that become usable while ranks train in place; the running ranks barely stop for it. A generation
+is one set of ranks that train together.
 
 A usable node gets Start(joins); its ranks import and wait to meet the others. Then ContinueInPlace goes to the others:
 they leave the step under way, and all continue from the one before it.
@@ -28,7 +29,7 @@ class Joiner:
         self._in_place = in_place
 
     def deadline(self) -> float:
-        """Return the time limit for the new ranks to start, or infinity if none are starting."""
+        """Return the monotonic time by which the new ranks have to start, or infinity if none are starting."""
         return inf if self._attempt.joining is None else self._attempt.joining.gives_up_at
 
     def check(self) -> None:
@@ -114,7 +115,7 @@ class Joiner:
 
     def _obstacle(self, joining: Joining) -> str:
         """Return why the new ranks cannot join any more, or "". If a new rank or its node is the reason, mark that
-        node's agent, so that no ranks are started for it to join again.
+        node's present agent: as long as the node has this agent, no ranks are started there to join.
         """
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.current.number != joining.after or self._is_disturbed():

@@ -1,5 +1,6 @@
 """Fetch results of a run from other machines: logs and checkpoints that a user asks for, and the checkpoint from which
-the run continues on another cluster.
+the run continues on another cluster. A Held is the entry of a disk's list about one checkpoint: its identity, and the
+names of its files that are there and that are missing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -140,7 +141,8 @@ def bring_newest(run: RunDir, holders: Holders) -> None:
 
 
 def fetch_to_resume_from(run: RunDir, holders: Holders, bring: Callable[[Held], object]) -> Held | None:
-    """Fetch the newest checkpoint that can be had, by calling `bring`, and return it, or None if there is none.
+    """Fetch the newest checkpoint that can be had, by calling `bring`, and return it, or None if no machine has one.
+    Raise NotTransferred if none that is found can be fetched, and Unreachable as `report_if_older` does.
 
     The best one is fetched too; a failure of that is only reported to the user.
     """

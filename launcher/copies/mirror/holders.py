@@ -1,5 +1,6 @@
 """List which machines have which files of a run's checkpoints, and copy files to this machine or to machines that lack
-some.
+some. A Held is the entry of a disk's list about one checkpoint: its identity, and the names of its files that are there
+and that are missing.
 """
 
 import functools
@@ -89,8 +90,8 @@ class Holders:
         return newest_first([*self._held.values(), partial.inventory(self.home)], step, kind)
 
     def bring_home(self, wanted: Held, only: Sequence[str] | None = None) -> int:
-        """Fetch the files of the checkpoint that this machine lacks, or, unless `only` is None, those of them that it
-        names; return how many were fetched.
+        """Fetch the files of the checkpoint that this machine lacks; return how many were fetched. With `only`, leave
+        out files that it does not name.
 
         Raise NotTransferred if one cannot be fetched; files that arrived before stay.
         """

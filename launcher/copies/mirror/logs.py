@@ -22,7 +22,7 @@ _asked: set[Path] = set()  # who follows what a run writes here does not wait fo
 
 def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
     """Copy what is new of the remote attempts' logs and metrics by one call of `bring`, which takes these attempts and
-    returns its errors by machine.
+    returns its errors by machine; they are not raised here.
 
     Once the run has ended and all was copied without an error, mark the attempts, for which later calls do nothing.
     `theirs` tells whether an attempt's ranks wrote on other machines.

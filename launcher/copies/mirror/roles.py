@@ -48,8 +48,8 @@ def next_attempts_of_roles(run: RunDir) -> dict[RunId, int]:
 
 
 def keep_roles(run: RunDir, attempt: AttemptDir, reports: Sequence[RoleReport], kind: str) -> None:
-    """Write the reports into the run's folder, for roles that the plan on this machine has; `kind` is the kind of their
-    cluster.
+    """Write the reports into the run's folder, for roles that the plan of `attempt` on this machine has; `kind` is the
+    kind of their cluster, such as slurm.
     """
     plans = {Path(plan.run_dir).name: plan for plan in read_plan(run, attempt.number).roles} if reports else {}
     for one in reports:

@@ -51,8 +51,9 @@ def run_for_visitor(
     folder: str,
     window: Window | None,
 ) -> None:
-    """Run the command for the visitor until it ends, and send its exit code; end it if the visitor disconnects. A
-    `window` gives it a terminal of that size, None gives it pipes.
+    """Run the command line `argv` for the visitor, with the variables `environment` and in `folder`, until it ends, and
+    send its exit code; end it if the visitor disconnects. A `window` gives it a terminal of that size, None gives it
+    pipes. If it cannot be started, send the reason instead.
     """
     try:
         command = RankCommandProcess(argv, environment, folder, window)

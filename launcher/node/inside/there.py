@@ -1,4 +1,6 @@
 """Serve one request about the ranks of a node, on that node: `python -m launcher.programs visit RUN_DIR ATTEMPT NODE`.
+A visitor is the `launch` command that asks. DUMP_SIGNAL is the signal upon which a rank writes its Python stacks into
+its log.
 
 The process answers one question and ends with the answer or when the visitor disconnects. The only permission that it
 needs is being started as this user.
@@ -226,8 +228,8 @@ def _connected(rank: RankProcess) -> socket.socket:
 
 
 def stacks_of(rank: RankProcess, run: RunDir) -> RankStacks:
-    """Make the rank write its Python stacks into its log, and return them; if that takes too long or is impossible,
-    return a RankStacks whose `problem` says why.
+    """Make the rank write its Python stacks into its log in the folder of `run`, and return them; if that takes longer
+    than 15 seconds or is impossible, return a RankStacks whose `problem` says why.
     """
     pid = rank.process.pid
     if problem := _why_no_dump(pid):

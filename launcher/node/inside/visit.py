@@ -1,5 +1,5 @@
-"""The visitor's end of a connection to a rank's node: start a host process there, send it a question, and receive its
-answers.
+"""The visitor's end of a connection to a rank's node: a `launch` command, the visitor, starts a process of the launcher
+there, the host, sends it a question, and receives its answers.
 """
 
 import os
@@ -42,8 +42,8 @@ _words: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
 
 
 def host_command(python: str, run_dir: str, attempt: AttemptDir, node: int) -> list[str]:
-    """Return the command line that starts the host process on a rank's node; `run_dir` is the run directory's path on
-    that node.
+    """Return the command line that starts the host process for node `node`; `python` is the interpreter's path on that
+    node, and `run_dir` the run directory's.
     """
     return [python, "-P", "-m", "launcher.programs", "visit", run_dir, str(attempt.number), str(node)]
 
@@ -73,8 +73,8 @@ def machine_of(run: RunDir, node: int) -> str:
 
 
 def relay(running: Running, source: int, sink: int) -> None:
-    """Copy bytes from `source` to the host and from the host to `sink`, until the host closes its side or `sink` has no
-    reader.
+    """Copy bytes from the descriptor `source` to the host and from the host to the descriptor `sink`, until `source`
+    ends or the host closes its side.
     """
     while True:
         ready = select.select([source, running.ready_fd], [], [])[0]

@@ -160,7 +160,7 @@ def machine_use(interface: str | None, root: Path = Path("/")) -> MachineUse:
 
 
 def _cpu_s(root: Path) -> float:
-    """Return the seconds of processor time used by all cores since boot."""
+    """Return the seconds of processor time used by all cores since boot; `root` is the folder that holds /proc."""
     for line in _lines(root / "proc/stat"):
         words = line.split()
         if words[0] == "cpu":
@@ -170,8 +170,8 @@ def _cpu_s(root: Path) -> float:
 
 
 def _network(interface: str | None, root: Path) -> tuple[int, int]:
-    """Return (bytes received, bytes sent) by physical devices, and by `interface` if it is virtual, such as a bond or a
-    container's.
+    """Return (bytes received, bytes sent) since boot by physical devices, and by `interface` if it is virtual, such as
+    a bond or a container's. `root` is the folder that holds /proc and /sys.
 
     A physical device below `interface` is not counted twice.
     """
@@ -191,7 +191,9 @@ def _network(interface: str | None, root: Path) -> tuple[int, int]:
 
 
 def _disks(root: Path) -> tuple[int, int]:
-    """Return (bytes read, bytes written) by physical disks, without devices built on them, which would count twice."""
+    """Return (bytes read, bytes written) since boot by physical disks, without devices built on them, which would count
+    twice. `root` is the folder that holds /proc and /sys.
+    """
     read = written = 0
     blocks = root / "sys/block"
     for line in _lines(root / "proc/diskstats"):
@@ -272,7 +274,9 @@ class Sampler:
             self._kept.add(sample.node, int(sample.at), named_values(sample))
 
     def close(self) -> None:
-        """Write samples that are not on disk yet to the metrics file, if there is one."""
+        """Write samples that are not on disk yet to the metrics file, if there is one. The thread goes on until the
+        process ends.
+        """
         if self._kept is not None:
             self._kept.close()
 
@@ -311,8 +315,8 @@ def named_values(load: NodeLoad) -> dict[str, float]:
 def rank_load(
     rank: int, before: tuple[float, TreeUse] | None, now: tuple[float, TreeUse], cards: Sequence[Gpu]
 ) -> RankLoad:
-    """Return the load of a rank between two samples of it, each a pair of time and resource use; None for `before`
-    means since the rank's start. `cards` are the node's GPUs.
+    """Return the load of rank `rank` between two samples, `before` and `now`, each a pair of the time by `boottime` and
+    the resources used until then; None for `before` means since the rank's start. `cards` are the node's GPUs.
     """
     at, use = now
     since, was = before or (use.started_s, TreeUse(use.started_s, 0.0, 0, 0, 0, frozenset()))
@@ -337,8 +341,8 @@ def node_load(
     cards: Sequence[Gpu],
     ranks: Sequence[RankLoad],
 ) -> NodeLoad:
-    """Return the load of a node between two readings of its counters, each a pair of time and counters. `cards` are its
-    GPUs, and `ranks` the loads of the ranks on it.
+    """Return the load of node `node` between two readings of its machine's counters, `before` and `now`, each a pair of
+    the time by `boottime` and the counters. `cards` are its GPUs, and `ranks` the loads of the ranks on it.
     """
     (since, was), (at, use) = before, now
     passed_s = max(_LEAST_S, at - since)

@@ -1,5 +1,5 @@
 """Check a node's devices: one process for each, ended at a time limit. It is forked from the zygote, a process that has
-imported torch already.
+imported torch already. A device is named `cpu` or `cuda:0` and so on.
 """
 
 import asyncio
@@ -55,7 +55,9 @@ class Checkup:
         """Check all the devices concurrently, each for at most `bound_s` seconds, and return their health; raise
         NodeUnfit if one fails.
 
-        The checks are forked from the zygote; None means that each starts a new interpreter.
+        A device fails if its check finds a wrong result, crashes, or does not end within the time limit once it has
+        begun; if the check could not begin, the device's health is unknown. The checks are forked from the zygote; None
+        means that each starts a new interpreter.
         """
         found = await asyncio.gather(*(self._look(zygote, device, bound_s) for device in devices))
         unfit = [one.text for one in found if one.fitness is Fitness.UNFIT]
@@ -65,8 +67,8 @@ class Checkup:
         return list(found)
 
     async def _look(self, zygote: ZygoteLink | None, device: str, bound_s: float) -> DeviceHealth:
-        """Check one device for at most `bound_s` seconds and return its health; `zygote` is None if there is none to
-        fork from.
+        """Check one device for at most `bound_s` seconds and return its health, which is unknown if the check could not
+        be started; `zygote` is None if there is none to fork from.
         """
         log = self._home.attempt.health_log(self._home.node.index, device)
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
@@ -110,9 +112,9 @@ class Checkup:
 
 
 async def _pid_of(start: "asyncio.Future[int]", bound_s: float) -> int:
-    """Return the pid of a check that is being started.
+    """Return the pid of a check that is being started; raise TimeoutError if that takes longer than `bound_s`.
 
-    If that takes longer than `bound_s`, or this call is cancelled, the check is killed as soon as it runs.
+    In that case, and if this call is cancelled, the check is killed as soon as it runs.
     """
     try:
         return await asyncio.wait_for(asyncio.shield(start), bound_s)

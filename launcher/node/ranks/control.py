@@ -1,5 +1,5 @@
 """The channel from an agent to its ranks with `recovery.mode` hot: a FIFO per rank, named by LAUNCH_CONTROL, one JSON
-object a line.
+object a line. A generation is one set of ranks that train together.
 
 The only message tells a rank that it belongs to a new generation, and where the generation's ranks meet. If a rank was
 lost, survivors act on it at once, because they would otherwise wait for the lost rank. If none was lost and others are

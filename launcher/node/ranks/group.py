@@ -1,5 +1,7 @@
 """The ranks of one node in one generation (one set of ranks that train together): start them, watch them, and end every
-process that they started. A zygote is a process that has imported torch and forks ranks.
+process that they started. A zygote is a process that has imported torch and forks ranks. A Start is the coordinator's
+order to start the ranks of one generation here. Processes in reserve have started the user's program and wait to become
+ranks.
 """
 
 import asyncio
@@ -527,8 +529,8 @@ class RankGroup:
             await self._wait_for_dumps(ranks, before)
 
     async def _wait_for_dumps(self, ranks: list[_Rank], before: Mapping[int, int]) -> None:
-        """Wait until each log has grown beyond its size in `before` (by rank number) and grows no more, but not beyond
-        a time limit.
+        """Wait until each log has grown beyond its size in `before` (by rank number) and grows no more, or until the
+        time limit for stacks has passed.
         """
         last, deadline = before, time.monotonic() + self._dump_bound_s
         while time.monotonic() < deadline:

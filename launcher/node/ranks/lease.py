@@ -156,8 +156,8 @@ def after_suspend(plan: "Plan", index: int) -> AfterSuspend:
 
 
 class LeaseWatch:
-    """The remaining time of a lease. A caller that asks often finds out, by a gap between two calls, that it was
-    suspended itself.
+    """A calculator of the time that is left of one lease, which knows how long this process was suspended. It learns
+    that by the gap between two of its calls, so the caller has to ask often.
     """
 
     def __init__(self, slept: AfterSuspend, clock: Callable[[], float] = boottime) -> None:

@@ -1,4 +1,6 @@
-"""Read the native (C) stack of a rank's main thread with py-spy or gdb, if one of them is installed."""
+"""Read the native (C) stack of a rank's main thread with py-spy or gdb, if one of them is installed. A look (RankLook)
+is the record of what one rank was doing when it was inspected, with its pid; the native stack is added to it.
+"""
 
 import os
 import re
@@ -44,8 +46,9 @@ def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[Ran
 
 
 def _native(look: RankLook, until: float) -> tuple[str, ...]:
-    """Return the native stack of a rank's main thread, found before the time `until` by `time.monotonic`; empty if the
-    rank must not be traced or no tool is installed.
+    """Return the native stack of the main thread of the rank in `look`, found before the time `until` by
+    `time.monotonic`. Return () if the rank must not be traced, as it has ended or is stopped, or if no tool is
+    installed.
     """
     if look.ended or look.state not in ("R", "S"):
         return ()  # tracing would wait for the kernel, or take the process from what stopped it
@@ -63,10 +66,11 @@ def _native(look: RankLook, until: float) -> tuple[str, ...]:
 def _traced(
     argv: Sequence[str], look: RankLook, until: float, frames_in: Callable[[Sequence[str], int], list[str]]
 ) -> tuple[str, ...]:
-    """Run the tracer `argv` on the rank and return the frames in its output, or one line that says why there are none.
+    """Run the command line `argv`, a tracer that is to trace the rank of `look`, and return the frames in its output,
+    or one line that says why there are none.
 
-    `frames_in` gets the output's lines and the rank's pid, and returns the frames. Return () if the rank's process has
-    ended or no time is left before `until` by `time.monotonic`.
+    `argv` contains the rank's pid. `frames_in` gets the output's lines and that pid, and returns the frames. Return ()
+    if the rank's process has ended or no time is left before `until` by `time.monotonic`.
     """
     name, process, left_s = Path(argv[0]).name, process_id(look.pid), until - time.monotonic()
     if process is None or left_s <= 0:
@@ -111,5 +115,5 @@ def _gdb_frames(lines: Sequence[str], _: int) -> list[str]:
 
 
 def _why(said: Sequence[str]) -> str:
-    """Return the line of a tracer's output that says why it could not trace a process."""
+    """Return the line of a tracer's output that says why it could not trace a process, or "it printed no stack"."""
     return next((line.strip() for line in said if re.search("denied|not permitted|rror", line)), "it printed no stack")

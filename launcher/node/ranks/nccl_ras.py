@@ -1,5 +1,5 @@
 """Read the report of NCCL's RAS threads: which processes of all nodes answer, and which communicators wait for which
-ranks.
+ranks. A look (RankLook) is the record of what one rank was doing when it was inspected.
 """
 
 import os
@@ -20,7 +20,8 @@ _LISTENS = "0A"
 
 
 def with_nccl(looks: Sequence[RankLook], address: str = ADDRESS, bound_s: float = BOUND_S) -> list[RankLook]:
-    """Return the looks, with NCCL's report added to one rank of this node; take at most `bound_s` seconds.
+    """Return the looks, with NCCL's report added to one rank of this node; take at most `bound_s` seconds. `address`,
+    HOST:PORT, is where the report is served.
 
     One report covers all ranks, so only the node of rank 0 reads it. Nothing is added where NCCL has no RAS (before
     2.24), or where the address belongs to a process that is none of these ranks.

@@ -60,7 +60,9 @@ def address_drawer(seed: str) -> Callable[[str], str]:
 
 
 def _bind(held: socket.socket, address: str) -> int:
-    """Bind the socket to a random free port and return its number."""
+    """Bind the socket to a random free port of `address` and return the port's number; if no random one is free, take
+    one that the kernel assigns.
+    """
     for port in islice(random_ports(), _TRIES):
         # Two sockets that reuse may share a port: only one that does not proves that it is free.
         with socket.socket(held.family, socket.SOCK_STREAM) as probe:

@@ -1,5 +1,6 @@
 """Prepare a node for ranks: run the user's setup, start the zygote (a process that imports torch once and forks ranks),
-then check the node's devices.
+then check the node's devices. Its standby is a fork of it with all imports done, which replaces it when it dies.
+Processes in reserve have started the user's program and wait to become ranks.
 """
 
 import asyncio
@@ -143,7 +144,7 @@ class Preparation:
 
     async def _hold_ports(self) -> None:
         """Hold the ports that ranks of this node will listen on, once an earlier attempt has released them; raise
-        PortTaken if another program has one.
+        PortTaken if one is still in use after the length of a lease.
         """
         deadline = time.monotonic() + self._home.plan.spec.recovery.lease_s
         for address in self._home.plan.addresses_of(self._home.node.index):
@@ -399,7 +400,7 @@ async def _once_disk_has_room(start: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _wait_for_any(*events: asyncio.Event, within_s: float | None = None) -> None:
-    """Wait until one of the events is set, at most `within_s` seconds."""
+    """Return once one of the events is set, or after `within_s` seconds (None for no limit)."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     _, rest = await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:

@@ -1,5 +1,5 @@
 """Start one rank process: forked from the zygote, a process that has imported torch, or in a new interpreter if that is
-impossible.
+impossible. DUMP_SIGNAL is the signal upon which a rank writes its Python stacks into its log.
 """
 
 import contextlib

@@ -42,8 +42,9 @@ def spawn(
     pass_fds: Sequence[int] = (),
     umask: int | None = None,
 ) -> int:
-    """Start a child in a session of its own with its output in the file `log`, and return its pid. The agent's reaper,
-    not the caller, has to wait for its end.
+    """Start the command line `argv` as a child in a session of its own, with exactly the variables `environment`, in
+    the folder `cwd` and with its output in the file `log`, and return its pid. The agent's reaper, not the caller, has
+    to wait for its end.
 
     The child inherits the descriptors `pass_fds`; None for `umask` leaves that as it is.
     """
@@ -122,8 +123,9 @@ class ZygoteLink:
     async def start(
         self, python: str, environment: Mapping[str, str], cwd: Path, preload: Sequence[str], log: Path
     ) -> None:
-        """Start a zygote in the interpreter `python`, with its output in `log`, and have it import the modules in
-        `preload`.
+        """Start a zygote in the interpreter `python`, with exactly the variables `environment`, in the folder `cwd` and
+        with its output in `log`, and send it the names of the modules in `preload`; `ready` is set once it has imported
+        them.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -134,8 +136,8 @@ class ZygoteLink:
         await self.preload(preload)
 
     async def preload(self, modules: Sequence[str], home: Order | None = None) -> None:
-        """Send the first message: the modules to import. It is also the order to a standby, which has imported them, to
-        become the zygote.
+        """Send the zygote its first message, the names of the modules to import, without waiting for the imports. To a
+        standby, which has imported them, the message is the order to become the zygote.
 
         With `home`, which holds this agent's environment, folder and log, a zygote that another process started takes
         them over.

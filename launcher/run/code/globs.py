@@ -32,7 +32,10 @@ class Glob:
 
     @cached_property
     def _regex(self) -> re.Pattern[str]:
-        """Return the pattern as a regular expression."""
+        """Return the pattern as a regular expression for `fullmatch` with a path relative to the project, where a
+        folder's path ends with a slash. It matches what `matches` promises: also every path below a folder that the
+        pattern names.
+        """
         start = "" if self._anchored else "(?:.*/)?"
         end = "/.*" if self.pattern.endswith("/") else "(?:/.*)?"
         return re.compile(f"(?s:{start}{_path_regex(self._parts)}{end})")
@@ -62,7 +65,9 @@ class Glob:
 
 
 def _path_regex(parts: list[str]) -> str:
-    """Return the regular expression for a pattern that was split at its slashes."""
+    """Return the regular expression for a pattern that was split at its slashes, to match the whole path of a file or
+    folder, without a slash at its end.
+    """
     regex = ""
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
@@ -76,7 +81,7 @@ def _path_regex(parts: list[str]) -> str:
 
 
 def _part_regex(part: str) -> str:
-    """Return the regular expression for one part of a path; nothing in it matches a slash."""
+    """Return the regular expression for one part of a pattern between slashes; nothing in it matches a slash."""
     regex, at = "", 0
     while at < len(part):
         char, at = part[at], at + 1

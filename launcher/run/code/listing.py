@@ -222,8 +222,8 @@ def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
 
 
 def _narrowed(name: str, sizes: Counter[str], inside: dict[str, set[str]]) -> str:
-    """Return the innermost file or folder in the folder `name` that alone makes it large; if several do, return the
-    folder.
+    """Return the innermost file or folder below the folder `name` that has most of its bytes, or `name` itself if no
+    single entry in it has most of them.
 
     `sizes` has the bytes of each file and folder, `inside` the names in each folder.
     """

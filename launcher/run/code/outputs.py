@@ -33,10 +33,10 @@ def written(code: Path, frozen: Collection[str], patterns: Sequence[str]) -> lis
 
 
 def link_into(code: Path, names: Sequence[str], folder: Path) -> list[Path]:
-    """Link the named files of the folder `code` into another folder, or copy them if links are impossible; return the
-    new paths.
+    """Link the named files of the folder `code` into `folder`, or copy them if links are impossible; return the new
+    paths.
 
-    Files there are replaced; symbolic links and names that are no files are skipped.
+    Files in `folder` with these names are replaced; symbolic links and names that are no files are skipped.
     """
     taken = []
     for name in names:
