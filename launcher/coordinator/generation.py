@@ -25,7 +25,7 @@ class Rank:
     reported: bool = False  # it has reported something in this generation
     frozen: bool = False  # a signal has stopped it
     idle: bool = False  # it was silent for longer than the spec allows, according to the last heartbeat
-    breakpoint: str = ""  # the address at which a rank in a breakpoint waits for a debugger
+    breakpoint: str = ""  # the FILE:LINE at which it waits for a debugger
     address: str = ""  # the address at which it serves requests, if it serves a model
     malformed: int = 0  # number of lines on its progress pipe that could not be parsed
     can_continue: bool | None = None  # it can stay in its process when another rank is replaced; None: not reported yet

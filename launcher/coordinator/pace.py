@@ -107,8 +107,8 @@ class Pace:
             self._samples.popleft()
 
     def _measures(self, name: str, rank: int) -> bool:
-        """Return whether the rank's value of the metric is used: only the lowest rank counts, and the number of metrics
-        is limited.
+        """Return whether the rank's value of the metric is used. It is not if a lower rank has reported that metric in
+        this generation, or if the metric is new and _MOST_METRICS are known.
         """
         known = name in self.metrics or name in self.not_finite
         room = len(self.metrics) + len(self.not_finite) < _MOST_METRICS

@@ -215,8 +215,8 @@ def _identity(error: Event) -> tuple[str | int | None, ...]:
 
 
 def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
-    """Return whether the last crash in `past` had the signal of `failure` and its step, or one beside it; if no steps
-    are reported, its signal and place.
+    """Return whether the last crash in `past` had the signal of `failure` and a step that differs from its step by at
+    most one; if no steps are reported, the same signal and place.
     """
     before = next((event for event in reversed(past) if event.signal in _CRASHES), None)
     if before is None or before.signal != failure.signal or _got_on(failure, before):
@@ -227,8 +227,8 @@ def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _out_of_step_again(failure: Event, past: Sequence[Event]) -> bool:
-    """Return whether the last hang in `past` was of the same kind at the same source lines as `failure` and at its
-    step, or one beside it, so that a restart would not help.
+    """Return whether the last hang in `past` was of the same kind at the same source lines as `failure`, and at a step
+    that differs by at most one, so that a restart would not help.
     """
     before = next((event for event in reversed(past) if event.cause is Cause.HANG), None)
     if before is None or not failure.same or before.same != failure.same or _got_on(failure, before):

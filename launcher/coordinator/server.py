@@ -60,10 +60,11 @@ _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 
 class CopyHold:
-    """The messages of a restart or of the run's end, held back until `release`.
+    """The messages of a restart or of the run's end, which `pass_on` holds back until `release`.
 
-    A coordinator on another host that takes over meanwhile knows of the failure, which counts against the run's budget,
-    or of the end. To the state machine here the delay looks like a slow network.
+    Until then, half of the voters copy the record of the failure or end. So a coordinator that takes over on another
+    host knows of it, and counts the failure against the run's budget. To the state machine here the delay looks like a
+    slow network.
     """
 
     def __init__(self, copies: HistoryCopies, *, ends: bool = True, follows: bool = False) -> None:
@@ -177,7 +178,9 @@ class CoordinatorServer:
             self._keep_until_done(self._poll_requests())
 
     def stop(self, kind: str) -> None:
-        """End the attempt for the reason `kind`; called if this process has no agent that could ask for it."""
+        """End the attempt for the reason `kind`, such as `cancel` (a key of `STOPS`); called if this process has no
+        agent that could ask for it.
+        """
         self._handle(EndAttempt(kind))
 
     async def close(self) -> None:

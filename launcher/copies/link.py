@@ -120,8 +120,8 @@ async def linked(
 
 
 def ring_neighbour(start: Start, steps: int) -> ReplicaAddress | None:
-    """Return the member `steps` places after this one in the ring of members (the generation's nodes), before it if
-    `steps` is negative. Return None if it is the only member, or if a member has no server.
+    """Return the member `steps` places after the node that got `start` in the ring of members (the generation's nodes),
+    before it if `steps` is negative. Return None if it is the only member, or if a member has no server.
     """
     if start.group_world_size < 2 or len(start.replicas) < start.group_world_size:
         return None

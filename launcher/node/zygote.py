@@ -1536,7 +1536,9 @@ class Zygote:
         return None
 
     def _fork_for_agent(self) -> int:
-        """Fork a child of the agent, and return its pid, or 0 in the child."""
+        """Fork this process so that the child's parent is the agent; return the child's pid, or 0 in the child. Raise
+        NoFork or OSError if that is impossible.
+        """
         if os.getppid() == self._serves:
             with contextlib.suppress(OSError):
                 return fork_sibling()

@@ -118,7 +118,7 @@ class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
     metrics: Annotated[dict[Name, float], msgspec.Meta(max_length=128)] = {}
     fingerprint: Text | None = None  # hash of the weights
     not_finite: Annotated[dict[Name, NotFinite], msgspec.Meta(max_length=128)] = {}
-    breakpoint: str = ""  # where it waits for a debugger
+    breakpoint: str = ""  # the FILE:LINE at which it waits for a debugger
     malformed: Count = 0  # lines that were no valid reports
     can_continue: bool | None = None  # it can survive when another rank is replaced; None: not reported yet
     address: str = ""  # where it answers requests

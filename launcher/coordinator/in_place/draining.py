@@ -97,7 +97,7 @@ class Drainer:
         self._attempt.nodes.settle(node)
 
     def _drain_failing(self) -> None:
-        """Drain each node with a failing device once the other nodes suffice without it."""
+        """Drain each node with a failing device, once the other nodes are as many as the plan needs."""
         for node in [self._attempt.nodes[index] for index in sorted(self._failing)]:
             if not node.failing:
                 self._failing.discard(node.index)

@@ -48,7 +48,7 @@ class AskStacks(msgspec.Struct, frozen=True, tag="stacks"):
 
 
 class AttachDebugger(msgspec.Struct, frozen=True, tag="attach"):
-    """A request to connect this terminal to the debugger of a rank that waits in a breakpoint."""
+    """A request to connect the visitor's terminal to the debugger of a rank that waits in a breakpoint."""
 
     rank: _RankNumber
 

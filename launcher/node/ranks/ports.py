@@ -45,8 +45,8 @@ def random_ports(draw: random.Random | None = None) -> Iterator[int]:
 
 
 def address_drawer(seed: str) -> Callable[[str], str]:
-    """Return a function that appends a new random port to a host's address. The same seed gives the same ports in the
-    same order.
+    """Return a function that takes a host's address and returns it with a random port, HOST:PORT, which the function
+    has not returned before. The same seed gives the same ports in the same order.
     """
     numbers, taken = random_ports(random.Random(seed)), set[str]()  # noqa: S311 - it tells several hosts the same, no secret
 

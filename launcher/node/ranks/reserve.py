@@ -87,15 +87,15 @@ class Reserve:
         return tuple(one.pid for one in self._processes if one.pid)
 
     def is_short(self, start: Start) -> bool:
-        """Return whether `fill` would start a process for ranks like those of `start`: too few are in reserve, none is
-        being started, and fewer were started in this generation than may be.
+        """Return whether `fill` would start a process for ranks like those of `start`: fewer are in reserve than the
+        spec asks for, none is being started, and tries are left in this generation.
         """
         has_tries = start.generation != self._generation or self._tries > 0
         return self._lacks(start) > 0 and has_tries and not self._filling
 
     async def fill(self, starter: Starter, start: Start) -> None:
-        """Start reserve processes for ranks like those of `start` until there are enough; end those that fit only other
-        ranks.
+        """Start reserve processes for ranks like those of `start` until as many are in reserve as the spec asks for, or
+        no try is left in this generation; end those that fit only other ranks.
         """
         if not self.is_short(start):
             return
@@ -113,7 +113,9 @@ class Reserve:
             self._filling = False
 
     def _lacks(self, start: Start) -> int:
-        """Return how many reserve processes are missing for ranks like those of `start`."""
+        """Return how many processes that could become ranks like those of `start` are missing from as many as the spec
+        asks for.
+        """
         return self._wanted - sum(one.can_be(sizes(start)) for one in self._processes)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class WriteBehind:
         self._writes.put(write)
 
     def close(self) -> None:
-        """Wait for the queued writes, but only for a limited time, as a disk may hang."""
+        """Wait until the queued writes are done, but at most LAST_S seconds, as a disk may hang."""
         if self._thread is not None:
             self._writes.put(None)
             self._thread.join(LAST_S)
