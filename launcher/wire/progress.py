@@ -108,7 +108,7 @@ class Progress:
         self.dropped_lines = 0
 
     def take(self, line: bytes) -> bool:
-        """Record the report in a line and return True; return False, and count the line as dropped, if it is malformed."""
+        """Record the report in a line and return True; return False, and count the line as dropped, if it is invalid."""
         try:
             words = _words(line)
             report = converted(words, Report)
@@ -180,7 +180,7 @@ class Progress:
                 yield name, number
 
     def _measure(self, name: str, number: float) -> None:
-        """Record the newest value of a metric; one that is NaN or infinite goes into `not_finite` instead of `metrics`."""
+        """Record the newest value of a metric, in `metrics`, or in `not_finite` if it is NaN or infinite."""
         began = self.not_finite.pop(name, None)
         if isfinite(number):
             self.metrics[name] = number
