@@ -281,7 +281,9 @@ class Generation:
         return min(moments) if 0 < len(moments) < self._live else inf
 
     def active_from(self, mono: float) -> float:
-        """Return when the reporting rank that is silent for longest was last active, or `mono` if none reports."""
+        """Return when the live rank that is silent for longest was last active; ranks that have reported nothing in
+        this generation do not count. Return `mono` if none has.
+        """
         return min((rank.active_at for rank in self.ranks if rank.live and rank.reported), default=mono)
 
     def silent(self, mono: float, limit_s: float) -> list[Rank]:

@@ -44,7 +44,7 @@ class Links:
         self._forget(None)
 
     def _forget(self, gathering: Gathering | None) -> None:
-        """Drop all measurements, and begin new ones for the wait for nodes in `gathering`."""
+        """Drop all measurements, and begin new ones for the wait for nodes in `gathering` (None for none)."""
         self._of = gathering  # what was measured before a failure does not count after it
         self._found: dict[Pair, MeasuredLink] = {}
         self._looked_at: dict[int, object] = {}  # by node: its agent, when a link of it was last measured
@@ -56,7 +56,9 @@ class Links:
         self._told = False
 
     def deadline(self) -> float:
-        """Return the time limit for the missing answers of the current turn, or infinity if none is awaited."""
+        """Return the monotonic time until which the current turn waits for missing answers, or infinity if none is
+        awaited.
+        """
         return self._until
 
     def receive(self, seen: LinkSeen) -> None:

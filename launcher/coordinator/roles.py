@@ -28,7 +28,7 @@ class _Part:
 
 class Roles:
     """The roles of a run: `due` returns the parts to start now; the caller reports to `ready` and `ended` what became
-    of these.
+    of these. All times are by one clock of the caller's.
 
     If no role is the main one, the run ends once all have ended: as failed if one has failed, else as succeeded.
     """

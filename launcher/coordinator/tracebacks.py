@@ -104,7 +104,7 @@ class Crash:
 def crash_in(lines: Sequence[str]) -> Crash:
     """Divide a log where faulthandler's last report begins, and return both parts.
 
-    Only the thread that crashed is kept of the report, or the first thread if none is marked.
+    Only the thread that crashed is kept of the report, or the last one listed (the main thread) if none is marked.
     """
     begin = next((number for number in range(len(lines) - 1, -1, -1) if lines[number].startswith(_FATAL)), None)
     if begin is None:

@@ -112,7 +112,9 @@ class Buddies:
             self._keeping = asyncio.create_task(self._keep(charge, names, start.generation))
 
     async def _stop_keeping(self) -> None:
-        """Stop fetching copies of another node's snapshots, and wait until that has ended; copies that are here stay."""
+        """Stop fetching copies of another node's snapshots, and wait until that has ended; copies that are here
+        stay.
+        """
         before, self._keeping = self._keeping, None
         if before is not None:
             before.cancel()

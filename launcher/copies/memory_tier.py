@@ -1,5 +1,6 @@
 """The folder in this node's memory (/dev/shm) where ranks keep their newest snapshot between saves to disk. It outlives
-ranks and agents, and a later attempt that follows by itself takes it over.
+ranks and agents, and a later attempt that follows by itself takes it over. The parameter `memory` is the folder that
+holds all these folders.
 
     /dev/shm/launch-<run>-<digest of its folder>-n00-a0001     one per run, node and attempt
 

@@ -226,7 +226,7 @@ def end_all(find: Callable[[], list[int]], timeout_s: float = 10.0) -> tuple[lis
 
 
 def _kill_and_wait(targets: Collection[ProcessId], deadline: float) -> bool:
-    """Kill the processes and wait until they have ended; return False at the deadline."""
+    """Kill the processes and return True once they have ended, or False at the time `deadline` by `time.monotonic`."""
     handles: dict[int, ProcessId] = {}
     try:
         for target in targets:
@@ -252,7 +252,9 @@ def _send(handle: int, number: int) -> None:
 
 
 def _wait_for(handles: list[int], deadline: float) -> bool:
-    """Return True once all processes behind the pidfds have ended, or False at the deadline."""
+    """Return True once all processes behind the pidfds have ended, or False at the time `deadline` by
+    `time.monotonic`.
+    """
     poll = select.poll()
     waiting = set(handles)
     for handle in handles:

@@ -108,7 +108,9 @@ class Progress:
         self.dropped_lines = 0
 
     def take(self, line: bytes) -> bool:
-        """Record the report in a line and return True; return False, and count the line as dropped, if it is invalid."""
+        """Record the report in a line and return True; return False, and count the line as dropped, if it is
+        malformed.
+        """
         try:
             words = _words(line)
             report = converted(words, Report)

@@ -122,7 +122,9 @@ def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[st
 
 
 def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
-    """Return an error like `trouble` with one more line for each of `lines`, which say what was fetched in spite of it."""
+    """Return an error like `trouble` with one more line for each of `lines`, which say what was fetched in spite of
+    it.
+    """
     *words, hint = trouble.lines
     error = LaunchError(*words, *(f"here now: {line}" for line in lines), hint)
     error.exit_code = trouble.exit_code

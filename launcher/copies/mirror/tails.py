@@ -1,4 +1,6 @@
-"""Copy growing files from another machine: only what follows the bytes that this machine has."""
+"""Copy growing files from another machine: only what follows the bytes that this machine has. A file's name is its path
+relative to `root`, the run's folder.
+"""
 
 import os
 import re

@@ -35,7 +35,7 @@ class ControlPipe:
         self._path = path
 
     def send(self, message: Mapping[str, object], *, at_step_end: bool) -> None:
-        """Send a message to the rank without waiting until it is read.
+        """Send a message to the rank without waiting until it is read; drop it if the FIFO is full or closed.
 
         The rank acts on it at the end of its step with `at_step_end`, else at once. A rank that has stopped reading
         does not join the new generation; that generation then fails, and all ranks are replaced.
@@ -54,7 +54,9 @@ class ControlPipe:
 
 
 def _fifo(path: Path) -> int:
-    """Replace whatever is at `path` by a new FIFO, and return a descriptor that is open for it."""
+    """Replace whatever is at `path` by a new FIFO, and return a descriptor that is open for reading and writing, so
+    that a message waits there until the rank opens it.
+    """
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
     # Read and write, so that a message waits there for a rank that has not opened it yet.

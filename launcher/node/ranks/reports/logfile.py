@@ -96,8 +96,8 @@ class LogFile:
             return []
 
     def tail(self) -> tuple[str, ...]:
-        """Return the log's last lines without control characters. If they are a traceback, only its innermost frames
-        are returned.
+        """Return the log's last lines, at most _TAIL_LINES, without control characters and empty lines; () if it cannot
+        be read. Of a crash report by faulthandler only the stack of the thread that crashed is returned.
         """
         try:
             with self.path.open("rb") as file:

@@ -59,8 +59,8 @@ class _Series:
     next_at: float = 0.0
     waiting: int = 0  # reports since the last line that was written, which are not written
     newest: _Reported | None = None
-    extremes: dict[tuple[str, int], _Reported] = field(default_factory=dict)  # unwritten, with an extreme
-    bounds: dict[tuple[str, int], float] = field(default_factory=dict)  # the largest value times sign so far
+    extremes: dict[tuple[str, int], _Reported] = field(default_factory=dict)  # unwritten, by (metric, sign)
+    bounds: dict[tuple[str, int], float] = field(default_factory=dict)  # the largest value times sign (1 or -1) so far
 
     def add(self, report: _Reported) -> None:
         """Add a report, and keep it as an extreme if one of its values is the least or the largest so far."""
