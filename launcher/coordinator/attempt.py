@@ -1,6 +1,7 @@
 """The state of one attempt, shared by the parts of the coordinator that decide. A generation is one set of ranks that
 train together; another follows each failure or change of nodes. A voter is a host of a pool that takes part in electing
-the leader, whose coordinator runs the attempt.
+the leader, whose coordinator runs the attempt. Every `..._at` and `until` is a time by the coordinator's monotonic
+clock.
 """
 
 from collections.abc import Sequence

@@ -44,7 +44,7 @@ class Drain:
     """A request to give a node no more ranks."""
 
     node: int
-    why: str = ""
+    why: str = ""  # the scheduler's reason; "": a user asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,9 @@ _ENDS_TRAINING = ("failure", "regroup")
 
 
 class EventFields(TypedDict, total=False):
-    """The optional fields of any event, beside its text."""
+    """The optional fields of any event, beside its text: the node and the rank that it is about, its cause, and the
+    evidence for that.
+    """
 
     node: int | None
     rank: int | None
@@ -139,8 +141,8 @@ class FailureFields(TypedDict, total=False):
 
     where: str | None  # the frame of user code that failed
     left_out: str  # the missing file if the cause is a file that was not copied with the code
-    signal: int | None
-    code: int | None
+    signal: int | None  # that ended the rank
+    code: int | None  # the rank's exit code
     said: str  # the last line of the rank's log if the rank ended without an exception
     error_kind: ErrorKind | None
     in_place: bool  # surviving ranks kept their processes

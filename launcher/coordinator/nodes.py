@@ -33,13 +33,13 @@ class KnownNode:
     index: int
     address: str  # the host name or IP address by which other nodes reach it
     spare: bool  # it is beyond the nodes that the run needs, and has no ranks at first
-    host: str = ""
+    host: str = ""  # the cluster's name of the machine, if it has one
     votes_only: bool = False  # its host belongs to another role and only votes: it never has ranks of this plan
     link: Presence = Presence.ABSENT
     process: ProcessId | None = None  # its newest agent
     ready: bool = False  # everything that has to precede its first rank, such as imports, is done
     preparing: str = ""  # the work that it has to complete before it is ready, such as an import
-    preparing_since: float = 0.0
+    preparing_since: float = 0.0  # when that began, by the coordinator's monotonic clock
     fault: str = ""  # why it gets no more ranks
     unfit: bool = False  # the fault is a faulty device or a slow link
     drained: bool = False  # it gets no more ranks, by request

@@ -27,9 +27,9 @@ class Standing:
     attempt: int
     state: State = State.STARTING
     message: str = ""  # what is under way, as text for the user
-    failure: Failure | None = None
-    restarts: dict[str, int] = field(default_factory=dict)
-    started_at: float | None = None
+    failure: Failure | None = None  # the newest
+    restarts: dict[str, int] = field(default_factory=dict)  # by cause
+    started_at: float | None = None  # Unix time of the first start of ranks
     end: AttemptEnd | None = None
     job: str | None = None  # the batch system's id of its job
     last_rank: LastRank | None = None  # the rank of the running generation that enters collectives last

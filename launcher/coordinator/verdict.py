@@ -35,13 +35,13 @@ class Verdict:
 
     cause: Cause
     text: str  # one line
-    rank: int | None = None
-    node: int | None = None
+    rank: int | None = None  # that failed first, or for which the others wait
+    node: int | None = None  # of that rank, or that is at fault itself
     where: str | None = None  # the frame of user code that failed or hangs
     evidence: str = ""
     log: str | None = None  # the path of the rank's log
-    signal: int | None = None
-    code: int | None = None
+    signal: int | None = None  # that ended the rank
+    code: int | None = None  # the rank's exit code
     said: str = ""  # the last line of the rank's log if the rank ended without an exception
     error_kind: ErrorKind | None = None
     left_out: str = ""  # the missing file if the cause is a file that was not copied with the code

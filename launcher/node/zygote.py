@@ -98,11 +98,11 @@ class Order(NamedTuple):
     """
 
     kind: str  # script, module or command
-    target: str
-    args: Sequence[str]
+    target: str  # the script's path, the module's name, or the command's path or name
+    args: Sequence[str]  # of the program, without its own name
     cwd: str
     env: dict[str, str]  # added to the present environment
-    log: str
+    log: str  # path of the file for stdout and stderr
     unset: Sequence[str] = ()
     stdin: str = os.devnull
     progress: Optional[str] = None  # path of the FIFO for reports, such as that of an uncaught exception
