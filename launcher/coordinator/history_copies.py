@@ -26,7 +26,9 @@ class HistoryCopies:
 
     @property
     def copied(self) -> float:
-        """Return how many bytes of the history at least half of the voters have, the leader included."""
+        """Return how many bytes of the history at least half of the voters have, the leader included; infinity if no
+        other host is to have a copy.
+        """
         return self._shared[0]
 
     @copied.setter

@@ -76,7 +76,7 @@ class KnownNode:
             self.preparing, self.preparing_since = what, mono
 
     def mark_ready(self, mono: float) -> None:
-        """Record that ranks can be started on the node."""
+        """Record that ranks can be started on the node, from the time `mono` on."""
         if not self.ready:  # else it may import again for later ranks
             self.record_preparation("", mono)  # the last heartbeat still said what it had to complete
         self.ready = True

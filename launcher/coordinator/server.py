@@ -392,8 +392,9 @@ class CoordinatorServer:
 
 
 def state_due_at(planned: float, now: float, takes_s: float = 0.0) -> float:
-    """Return when to write a state, which takes `takes_s` to gather, after an event: soon, and no later than planned,
-    so that a flood of events cannot postpone it for ever.
+    """Return when to write the state after an event at the time `now`: after a short delay, longer if gathering a state
+    takes `takes_s` seconds, but no later than `planned`, so that a flood of events cannot postpone it for ever. All
+    times are by the event loop's clock.
     """
     return min(planned, now + max(_STATE_SOON_S, _STATE_SOON_TIMES * takes_s))
 

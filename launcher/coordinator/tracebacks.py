@@ -184,7 +184,9 @@ def _place(before: Sequence[str]) -> tuple[str, str]:
 
 
 def _where(frames: Sequence[re.Match[str]]) -> str:
-    """Return the first frame of the user's own code as `file:line in name`, else the first frame; "" without frames."""
+    """Return as `file:line in name` the innermost frame of the user's own code, or the innermost of all if none is; ""
+    without frames. `frames` are a traceback's lines as matched, the innermost frame first.
+    """
     own = next((one for one in frames if _is_own(one["file"])), frames[0] if frames else None)
     return f"{Path(own['file']).name}:{own['line']} in {own['name']}" if own else ""
 

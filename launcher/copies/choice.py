@@ -63,8 +63,8 @@ def choose(
 
 
 def _lacks(inventories: Inventories, kept: bool) -> str:
-    """Return as text which file is missing if no checkpoint is complete; return "" if no node has any files and the run
-    never had a checkpoint (`kept` is False).
+    """Return as text which file of the newest checkpoint is missing; to be called only if no checkpoint is complete.
+    Return "" if no node has any files and the run never had a checkpoint (`kept` is False).
     """
     newest = next(reversed(_saves(inventories, "step")), None)
     silent = _silent([node for node, held in sorted(inventories.items()) if held is None])

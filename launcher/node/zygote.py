@@ -1573,7 +1573,7 @@ class Zygote:
         close(self._not_for_ranks)
 
     def _say(self, **words: Any) -> None:
-        """Send a message to the agent; end this process if the agent is gone."""
+        """Send a message with the fields `words` to the agent; end this process if the agent is gone."""
         try:
             self._agent.sendall(json.dumps(words).encode() + b"\n")
         except OSError:

@@ -49,8 +49,8 @@ def usage_of(run: RunDir, checkpoints: Path) -> Usage:
 
 
 def size_of(path: Path) -> int:
-    """Return the size of all blocks of a file or a tree without following links; a file that cannot be read counts as
-    nothing.
+    """Return the size in bytes of all blocks of a file or a tree, without following links; a file that cannot be read
+    counts as nothing.
     """
     total, folders = 0, [os.fspath(path)]
     with contextlib.suppress(OSError):

@@ -155,7 +155,8 @@ def _store_and_copy(
     whether the store has gained a tree).
 
     With `fsync` the target is durable on return. If two processes store the same code, one stores it and both succeed.
-    `now_ns` is the current time, and the files are iterated through `watch`, which can report progress.
+    The hash of each file is added to `index`. `now_ns` is the current time, and the files are iterated through `watch`,
+    which can report progress.
     """
     draft = new_draft(store)
     draft.mkdir(mode=0o700)
