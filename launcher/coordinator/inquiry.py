@@ -61,9 +61,11 @@ class StepTimes:
         return inf if self._moved_at is None else mono - self._moved_at
 
     def suspicious_s(self) -> float:
-        """Return how long ranks may be silent before they are inspected.
+        """Return how many seconds ranks may be silent before they are inspected, between FLOOR_S and CEILING_S, and
+        CEILING_S before three steps are known.
 
-        The limit follows the longest pause so far, which was a validation, a save or a compilation and may come again.
+        The limit follows the usual time of a step and the longest pause so far, which was a validation, a save or a
+        compilation and may come again.
         """
         if len(self._gaps) < 2:
             return CEILING_S

@@ -1303,8 +1303,8 @@ def settle_in(home: dict[str, Any]) -> None:
 class Zygote:
     """The server that forks ranks for one agent over one socket.
 
-    With `room`, which holds the name of a run, it serves an owner that starts many runs, and forks a supervisor with a
-    zygote for each.
+    With `room`, the space for the name of a run, it serves an owner that starts many runs, and forks a supervisor with
+    a zygote for each.
     """
 
     def __init__(

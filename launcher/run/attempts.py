@@ -142,8 +142,8 @@ def used_s_of(run: RunDir, attempt: AttemptDir, last: RunState | None) -> float:
     """Return for how many seconds the attempts before `attempt` have run since a user submitted or resumed the run, as
     the run's last state `last` records it.
 
-    Return 0 if there is no state, or if the run was resumed after it was written, as by an attempt that died too early
-    to write one.
+    Return 0 if there is no state, or if a user has resumed the run since the state was written: an attempt that ends
+    early writes none.
     """
     if last is None:
         return 0.0

@@ -64,9 +64,9 @@ def hide_from_git(folder: Path) -> None:
 
 
 def variable_of(path: str) -> str | None:
-    """Return the name of the environment variable that moves the launcher's files which are at, above or below `path`:
-    LAUNCH_RUNS for the folder of runs, XDG_STATE_HOME for that of the user's lists. Return None if neither folder is
-    there.
+    """Return the name of the environment variable with which the user can move the launcher's files away from `path`:
+    LAUNCH_RUNS if the folder of all runs is at, above or below `path`, XDG_STATE_HOME if the folder of the user's lists
+    is. Return None if neither is.
     """
     at, named = Path(os.path.abspath(path)), os.environ.get("LAUNCH_RUNS")
     root, state = Path(named).absolute() if named else None, _folder().parent

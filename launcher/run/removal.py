@@ -85,7 +85,7 @@ def remove_run(run_id: RunId, path: Path) -> None:
 
 
 def forget_gone() -> list[RunId]:
-    """Remove the ids of runs whose folder was deleted by hand from the list, and return them.
+    """Remove from the user's list the ids of runs whose folder was deleted by hand, and return them.
 
     An id stays if the folder that held the run is missing as well, because its disk may not be mounted.
     """
