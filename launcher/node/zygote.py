@@ -1249,7 +1249,7 @@ class TagRoom:
     environment, which the process that started it has put there. `name` overwrites both with the directory of another
     run, so that `/proc` shows to which run the process belongs.
 
-    To make an instance finds the space, and changes none of it; without the two variables nothing fits.
+    The constructor only finds the space; without the two variables nothing fits.
     """
 
     def __init__(self) -> None:

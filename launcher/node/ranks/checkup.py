@@ -55,9 +55,9 @@ class Checkup:
         """Check all the devices concurrently, each for at most `bound_s` seconds, and return their health; raise
         NodeUnfit if one fails.
 
-        A device fails if its check finds a wrong result, crashes, or does not end within the time limit once it has
-        begun; if the check could not begin, the device's health is unknown. The checks are forked from the zygote; None
-        means that each starts a new interpreter.
+        A device fails if its check finds a wrong result, or if the check has begun and then crashes or exceeds the
+        limit. If the check gives no result for another reason, the device's health is unknown. The checks are forked
+        from the zygote; None means that each starts a new interpreter.
         """
         found = await asyncio.gather(*(self._look(zygote, device, bound_s) for device in devices))
         unfit = [one.text for one in found if one.fitness is Fitness.UNFIT]

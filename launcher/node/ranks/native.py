@@ -47,8 +47,8 @@ def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[Ran
 
 def _native(look: RankLook, until: float) -> tuple[str, ...]:
     """Return the native stack of the main thread of the rank in `look`, found before the time `until` by
-    `time.monotonic`. Return () if the rank must not be traced, as it has ended or is stopped, or if no tool is
-    installed.
+    `time.monotonic`. Return () if no tool is installed, or unless the kernel shows the rank as running or sleeping (R
+    or S).
     """
     if look.ended or look.state not in ("R", "S"):
         return ()  # tracing would wait for the kernel, or take the process from what stopped it

@@ -186,7 +186,8 @@ class Preparation:
         await self._settled.wait()
 
     async def stay_warm(self, rest_s: float = _REST_S) -> None:
-        """Replace each zygote that dies, for ever, so that the next start of ranks finds the imports done.
+        """Replace each zygote that dies, so that the next start of ranks finds the imports done; return only once the
+        node has no zygote.
 
         If zygotes die again and again, one is started every `rest_s` seconds at most, because imports take processor
         time from ranks.
