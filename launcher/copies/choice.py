@@ -38,7 +38,7 @@ def choose(
     inventories: Inventories, members: Collection[int], kind: Kind = "step", *, all_here: bool = True
 ) -> SaveChoice:
     """Return the newest checkpoint of this kind (saved steps, or the best by a metric) of which every file can be had
-    from some node; `members` are the numbers of the nodes that load it.
+    from some node; the choice's `save` is None if there is none. `members` are the numbers of the nodes that load it.
 
     A draft counts if another node has committed the same checkpoint; one that no node has committed does not exist. A
     newer, incomplete one is hopeless only if every node that may have files has answered and no other can join

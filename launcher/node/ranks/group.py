@@ -115,10 +115,10 @@ class _Rank:
     log: LogFile
     progress: Progress
     active_at: float  # time of its last report or output, by the agent's clock
-    started_at: float
+    started_at: float  # Unix time
     pipe: ProgressPipe = field(init=False)
     control: ControlPipe | None = None  # with recovery.mode hot
-    pid: int = 0
+    pid: int = 0  # 0: not started yet
     process: ProcessId | None = None
     hung: bool = False
     dumps: bool = False  # it writes its stacks because the agent asked, which is not activity
