@@ -371,14 +371,12 @@ class WorkerGroup:
         group = cls(engine, served, options, choice)
         try:
             await group._load(before)
-            await asyncio.gather(*(group._new_worker(number) for number in range(options.workers)))
+            started = await asyncio.gather(*(group._new_worker(number) for number in range(options.workers)))
         except BaseException:
             await group.dismiss(at_once=True)
             raise
         group._working = True
-        group._slots = [
-            asyncio.create_task(group._replace_ended(worker, n)) for n, worker in enumerate([*group.workers])
-        ]
+        group._slots = [asyncio.create_task(group._replace_ended(worker, n)) for n, worker in enumerate(started)]
         return group
 
     async def dismiss(self, *, at_once: bool = False) -> None:

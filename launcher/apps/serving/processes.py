@@ -232,10 +232,7 @@ class WorkerPool:
         Return (the new pool, what it loaded). Raise NotLoaded if the checkpoint cannot be loaded, and OSError if this
         pool has ended.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            await self._link.send({"op": "renew", "checkpoint": checkpoint}, theirs)
-        found = WorkerPool(ours)
+        found = WorkerPool(await self._order({"op": "renew", "checkpoint": checkpoint}))
         return found, await found._load(None)
 
     async def worker(
@@ -247,16 +244,26 @@ class WorkerPool:
         `on_end` is called when it ends. Raise WorkerPoolLost if the pool has ended, and WorkerLost if the worker ends
         at once.
         """
+        try:
+            end = await self._order({"op": op, "threads": threads, "number": number})
+        except OSError as error:
+            raise WorkerPoolLost from error
+        worker = ServingWorker(end, on_end)
+        await worker.ready
+        return worker
+
+    async def _order(self, message: Mapping[str, Any]) -> socket.socket:
+        """Send the pool a message that starts a process, and return our end of a new connection to that process; raise
+        OSError if the pool has ended.
+        """
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                await self._link.send({"op": op, "threads": threads, "number": number}, theirs)
-        except OSError as error:
+                await self._link.send(message, theirs)
+        except BaseException:
             ours.close()
-            raise WorkerPoolLost from error
-        worker = ServingWorker(ours, on_end)
-        await worker.ready
-        return worker
+            raise
+        return ours
 
     def close(self) -> None:
         """Close the connection to the pool, which ends it and its remaining workers."""
