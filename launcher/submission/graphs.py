@@ -48,8 +48,8 @@ from launcher.submission.requests import (
     all_or_none,
     check_on_cluster,
     plan_of,
+    problem_lines,
     read_request,
-    refuse,
     taken,
     validate,
 )
@@ -59,18 +59,20 @@ _DISKS_HINT = "`shared: true` is of a pool whose hosts see one disk"
 
 
 def refuse_unreadable_outputs(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
-    """Raise BadInput for a reference to another step's output that the referring step could not read where it runs; the
-    first one found is named.
+    """Raise BadInput with all references to other steps' outputs that the referring step could not read where it runs.
 
     `wishes` has the request of each step.
     """
-    needs = {step.name: step.needs for step in graph.steps}
+    needs, lines = {step.name: step.needs for step in graph.steps}, list[str]()
     for step in graph.steps:
         for other, word in sorted(step.given):
             if word == _NO_FILE:
                 continue
-            for why, hint in _problems(step.name, other, word, needs, wishes):
-                refuse(wishes[step.name].file, [Misfit("run", f"${{steps.{other}.{word}}}: {why}", hint)])
+            found = _problems(step.name, other, word, needs, wishes)
+            misfits = [Misfit("run", f"${{steps.{other}.{word}}}: {why}", hint) for why, hint in found]
+            lines += problem_lines(wishes[step.name].file, misfits)
+    if lines:
+        raise BadInput(*lines)
 
 
 def steps_to_fetch(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:

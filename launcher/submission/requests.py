@@ -377,13 +377,18 @@ def read_with_defaults(file: Path, overrides: Sequence[str], defaults: Defaults 
 
 def refuse(file: Path, problems: Collection[Misfit]) -> None:
     """Raise BadInput with the problems, each at its position in the file; do nothing if there are none."""
+    if problems:
+        raise BadInput(*problem_lines(file, problems))
+
+
+def problem_lines(file: Path, problems: Collection[Misfit]) -> list[str]:
+    """Return the lines of an error message about the problems, each at its position in the file."""
     lines = []
     for problem in problems:
         line, column = position(file.read_text(), problem.key)
         lines.append(f"{file}:{line}:{column}: {problem.key}: {problem.reason}")
         lines += [f"hint: {problem.hint}"] if problem.hint else []
-    if lines:
-        raise BadInput(*lines)
+    return lines
 
 
 def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) -> Plan:
