@@ -176,16 +176,20 @@ def collectives(
     cluster: str = LOCAL, *, ranks: Sequence[int] = (2,), nodes: int = 1, sizes: Sequence[int] = SIZES,
     backend: str = "auto", overrides: Sequence[str] = (), tell: Tell = lambda _: None,
 ) -> CollectivesReport:  # fmt: skip
-    """Measure and check each collective operation on a cluster, for each number in `ranks`, spread evenly over `nodes`
-    nodes, and each message size in bytes in `sizes`; return the report.
+    """Measure and check each collective operation on a cluster, for each number in `ranks` and each message size in
+    bytes in `sizes`; return the report.
 
-    `backend` is that of torch.distributed, or "auto" for nccl on GPUs, else gloo. `overrides` change the spec of the
-    run, which is removed once its output is complete. `tell` is called with lines on the progress. Raise BadInput if
-    the ranks or the spec are invalid, and LaunchError if the output cannot be read.
+    The largest number is spread evenly over `nodes` nodes. A smaller one has as many ranks on each node if `nodes`
+    divides it, else it is the first ranks. `backend` is that of torch.distributed, or "auto" for nccl on GPUs, else
+    gloo. `overrides` change the spec of the run, which is removed once its output is complete. `tell` is called with
+    lines on the progress. Raise BadInput if the ranks, the nodes or the spec are invalid, and LaunchError if the output
+    cannot be read.
     """
     least, most = min(ranks, default=0), max(ranks, default=0)
     if least < 2:
         raise BadInput(f"--ranks: expected numbers of at least 2, got {least}")
+    if nodes < 1:
+        raise BadInput(f"--nodes: expected a number of at least 1, got {nodes}")
     if most % nodes:
         raise BadInput(f"--ranks: expected as many on each of {nodes} nodes, got {most}")
     per_node = most // nodes
