@@ -50,9 +50,11 @@ def draw(sweep: SweepDir, out: Path, kinds: Sequence[str] = KINDS) -> list[str]:
     """Write pictures into the file `out`: those of `kinds` in one page if its name ends in .html, else a single one as
     .png, .svg or .pdf.
 
-    Return a line for each picture that was left out. Raise BadInput if nothing can be drawn, if a file for a single
-    picture is given several kinds, or if matplotlib is missing.
+    Return a line for each picture that was left out. Raise BadInput if nothing can be drawn, for an unknown kind, if a
+    file for a single picture is given several kinds, or if matplotlib is missing.
     """
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise BadInput(f"--kind: expected one of {', '.join(KINDS)}, got {unknown[0]!r}")
     study = _study(sweep)
     if _complete(study) < _FEWEST:
         raise BadInput(f"{sweep.id}: pictures need {_FEWEST} complete trials, and there are {_complete(study)}")

@@ -235,7 +235,7 @@ class Sweep:
         """Write pictures of the sweep into the file `out`: a page (.html), or a single picture; return a line for each
         that was left out.
 
-        Kinds are history, parallel, slice and importance; by default, all are drawn.
+        Kinds are history, parallel, slice and importance; by default, all are drawn. Raise BadInput for any other.
         """
         from launcher.apps.sweeps.pictures import KINDS, draw  # late: Optuna takes a second
 
@@ -270,8 +270,10 @@ class Sweep:
     def add(self, trials: int) -> int:
         """Add `trials` more trials, and return the new total; a sweep that has succeeded continues with them.
 
-        Raise BadInput if a grid or a file has not so many points.
+        Raise BadInput if `trials` is less than 1, or if a grid or a file has not so many points.
         """
+        if trials < 1:
+            raise BadInput(f"--trials: expected a number above 0, got {trials}")
         points = record_of(self._folder).points
         with locked(self.path / ".wanted-lock", wait=True):
             wanted = self.trials_wanted() + trials

@@ -134,8 +134,6 @@ def run(options: argparse.Namespace) -> int:
             runs = sweep.extend(options.best, [*options.overrides, *more])
             print(to_json(ExtendedSweep(sweep.id, tuple(runs))) if options.json else "\n".join(runs), flush=True)
         case _:
-            if options.trials < 1:
-                raise BadInput(f"--trials: expected a number above 0, got {options.trials}")
             print(f"{sweep.id}: {sweep.add(options.trials)} trials", file=sys.stderr)
     if options.json and options.what != "extend":
         return _status(sweep, options)

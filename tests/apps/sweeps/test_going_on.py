@@ -10,9 +10,10 @@ from launcher.apps.sweeps.decide import Rung
 from launcher.apps.sweeps.extending import best_runs, queue_extensions
 from launcher.apps.sweeps.folder import SweepDir, SweepRecord, SweepState, TrialNote, Wanted
 from launcher.apps.sweeps.points import grid
+from launcher.apps.sweeps.sweep import Sweep
 from launcher.apps.sweeps.trial_book import TrialBook, enqueue_extensions
 from launcher.errors import BadInput, Refused
-from launcher.run.durable import make_dir, write_record
+from launcher.run.durable import make_dir, readable, write_record
 from launcher.spec.model import Dimension, EarlyStop, SweepOptions
 
 pytestmark = pytest.mark.nightly
@@ -94,6 +95,15 @@ def sweep(tmp_path):
     record = SweepRecord("x-abcd", "/p", "local", (), options, 7, (), tuple(grid(space)), 0.0)
     write_record(found.record, record)
     return found, record
+
+
+@pytest.mark.daily
+@pytest.mark.parametrize("trials", [0, -1])
+def test_trials_are_added_and_never_taken_away(sweep, trials):
+    found, _ = sweep
+    with pytest.raises(BadInput, match=f"--trials: expected a number above 0, got {trials}"):
+        Sweep("x-abcd", found.path).add(trials)
+    assert readable(found.wanted, Wanted) == Wanted(4)
 
 
 @pytest.mark.daily

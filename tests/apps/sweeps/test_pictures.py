@@ -78,6 +78,7 @@ def test_what_cannot_be_drawn_writes_nothing(swept, tmp_path, monkeypatch):
     for name, kinds, said in (
         ("two.png", KINDS, "one picture is one of"),
         ("one.foo", ("history",), "not supported"),
+        ("page.html", ("history", "unknown"), "expected one of history, parallel, slice, importance, got 'unknown'"),
         ("no/such/page.html", KINDS, "No such file"),
     ):
         with pytest.raises(BadInput, match=said):
