@@ -316,10 +316,16 @@ class AllRuns:
             self._measured.forget(known.run.id)
 
     def _changes(self, gone: list[str]) -> RowChanges:
-        """Return the rows that have changed, and put them into `rows`; `gone` are ids of runs to remove."""
+        """Return the rows that have changed, and put them into `rows`; `gone` are ids of runs to remove. An error with
+        one row is logged, and does not affect others.
+        """
         touched, self._touched = self._touched, set()
-        made = {one: self._known[one].row() for one in touched}
-        other = {one: row for one, row in made.items() if self.rows.get(one) != row}
+        other = dict[str, BoardRow]()
+        for one in touched:
+            with logged_errors(one):
+                row = self._known[one].row()
+                if self.rows.get(one) != row:
+                    other[one] = row
         if other or gone:
             rows = self.rows | other
             for one in gone:

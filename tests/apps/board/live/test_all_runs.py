@@ -6,6 +6,7 @@ import pytest
 from run_folder import dead_process
 
 from launcher import api
+from launcher.apps.board.live import all_runs
 from launcher.apps.board.live.all_runs import AllRuns, ListedRuns
 from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.run import registry
@@ -157,3 +158,18 @@ def test_what_is_written_while_a_run_is_read_is_seen_by_the_next_look(house, mon
     clock.now += 5
     assert states(runs.look()) == {"job-aaaa": State.RUNNING}
     runs.close()
+
+
+def test_a_run_whose_row_cannot_be_made_holds_up_no_other(house, looking, monkeypatch):
+    runs, _, _ = looking
+    whole = all_runs.board_row
+
+    def one_fails(status, *words):
+        if status.run == "job-aaaa":
+            raise ValueError("no row")
+        return whole(status, *words)
+
+    monkeypatch.setattr(all_runs, "board_row", one_fails)
+    for name in ("job-aaaa", "job-bbbb"):
+        house.run(name)
+    assert [*states(runs.look())] == [*runs.rows] == ["job-bbbb"]
