@@ -24,7 +24,8 @@ def pipeline_parallel(args: Sequence[str]) -> int:
 
 def _size(name: str, args: Sequence[str]) -> int:
     """Return the size of the mesh dimension `name` in the arguments, or 1 if they set none."""
-    found = [value for option, value in pairwise(args) if option == _MESH]
+    words = [word for one in args for word in (one.split("=", 1) if one.startswith(f"{_MESH}=") else [one])]
+    found = [value for option, value in pairwise(words) if option == _MESH]
     match = re.search(_SIZE.format(name), found[-1]) if found else None
     return int(match[1]) if match else 1
 
