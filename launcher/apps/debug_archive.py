@@ -274,7 +274,9 @@ def _files(run: RunDir, status: RunStatus, left_out: list[str]) -> Iterator[_Par
 
 def _rank_logs(run: RunDir, status: RunStatus) -> list[Path]:
     """Return the logs of ranks: that of the failed rank first, then by generation, the newest first."""
-    failed = [run.path / status.failure.log] if status.failure is not None and status.failure.log else []
+    log = Path(status.failure.log or "") if status.failure is not None else Path()
+    outside = log.is_absolute() or ".." in log.parts  # other machines write the record
+    failed = [run.path / log] if log.suffix == ".log" and not outside else []
     folders = [path for path in run.logs.glob("*") if parse_log_folder(path.name) is not None]
     newest = sorted(folders, key=lambda path: parse_log_folder(path.name) or (0, 0), reverse=True)
     return list(dict.fromkeys([*failed, *(path for folder in newest for path in sorted(folder.glob("*.log")))]))

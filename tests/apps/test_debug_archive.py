@@ -127,6 +127,17 @@ def test_a_link_that_a_rank_has_made_is_not_followed(folder, tmp_path):
     assert not any("of the user alone" in text for text in members(collect(of(folder))).values())
 
 
+@pytest.mark.parametrize("log", ["{private}", "../private.log"])
+def test_a_log_outside_of_the_run_is_not_read_whatever_a_record_names(folder, tmp_path, log):
+    private = tmp_path / "private.log"
+    private.write_text("of the user alone\n")
+    failure = Failure(Cause.USER_ERROR, "it ended", 1, 1, log=log.format(private=private))
+    folder.state(State.FAILED, cause=Cause.USER_ERROR, failure=failure)
+    found = members(collect(of(folder)))
+    assert "logs/a0001.g0001/rank-00000.log" in found
+    assert not any("of the user alone" in text for text in found.values())
+
+
 def test_it_is_refused_where_a_secret_is_not_known_here(folder):
     folder.run.secrets.unlink()
     with pytest.raises(Refused, match="the value of A, B is not on this machine"):
