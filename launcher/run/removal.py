@@ -14,7 +14,7 @@ import msgspec
 
 from launcher.ids import RunId
 from launcher.run import drafts, registry
-from launcher.run.durable import readable, sync_dir
+from launcher.run.durable import Damaged, read_record, readable, sync_dir
 from launcher.run.layout import BATCH_PREFIX, STORE, BatchDir, RunDir
 
 _DIGEST = 64
@@ -101,18 +101,23 @@ def unused_code(roots: Collection[Path]) -> list[Path]:
 
 
 def unneeded(store: Path, root: Path, without: Collection[str] = ()) -> list[Path]:
-    """Return the trees of code in `store` from which no run in `root` was frozen; runs whose ids are in `without` do
-    not count.
+    """Return the trees of code in `store` from which no run in `root` was frozen, or an empty list if the plan of one
+    cannot be read; runs whose ids are in `without` do not count.
     """
     trees = [tree for tree in store.glob("*") if len(tree.name) == _DIGEST and tree.is_dir()]
-    used = _digests(root, without) if trees else set()
+    used = _used(trees, root, without) if trees else set()
     return sorted(tree for tree in trees if tree.name not in used)
 
 
-def _digests(root: Path, without: Collection[str] = ()) -> set[str]:
-    """Return the digests of the code of the runs in the folder `root`, except those whose ids are in `without`."""
+def _used(trees: Collection[Path], root: Path, without: Collection[str] = ()) -> set[str]:
+    """Return the digests of the code of the runs in the folder `root`, except those whose ids are in `without`; those
+    of all `trees` if a plan cannot be read, since it may name any of them.
+    """
     files = [*root.glob("*/plan.json"), *root.glob("*/attempts/*/plan.json")]  # of a resume with other code too
-    plans = (readable(file, _Plan) for file in files if file.relative_to(root).parts[0] not in without)
+    try:
+        plans = [read_record(file, _Plan) for file in files if file.relative_to(root).parts[0] not in without]
+    except (Damaged, OSError):
+        return {tree.name for tree in trees}
     return {plan.code.digest for plan in plans if plan is not None}
 
 
@@ -130,15 +135,15 @@ def _remove_unused(trees: Collection[Path], root: Path) -> None:
     """Remove from the store of `root` trees of code that no run uses; each is renamed first, so that a submit that
     starts later does not find it.
 
-    A tree is kept if a run's plan names it by then. All are kept while a submit is active in `root`, which may need
-    one.
+    A tree is kept if a run's plan names it by then. All are kept while a submit is active in `root`, or if a plan
+    cannot be read: either may need one.
     """
     store = root / STORE
     aside = {tree: drafts.new_draft(store) for tree in trees}
     for tree, draft in aside.items():
         os.rename(tree, draft)
     sync_dir(store)
-    used = {tree.name for tree in trees} if drafts.in_work(root) else _digests(root)
+    used = {tree.name for tree in trees} if drafts.in_work(root) else _used(trees, root)
     for tree, draft in aside.items():
         if tree.name in used:
             with contextlib.suppress(OSError):  # it was stored again meanwhile

@@ -65,3 +65,22 @@ def test_what_is_stored_anew_meanwhile_is_left_as_it_is(root, monkeypatch):
     monkeypatch.setattr(drafts, "in_work", stored_anew)
     remove_unused_code([root])
     assert kept(root) == {USED: USED, UNUSED: "anew"}
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"code": {"dig'])
+def test_nothing_is_unused_while_a_plan_cannot_be_read(root, text):
+    """It may be put back, and the run resumed."""
+    submit(root, "new-bbbb", UNUSED)
+    (root / "new-bbbb" / "plan.json").write_text(text)
+    remove_unused_code([root])
+    assert kept(root) == {USED: USED, UNUSED: UNUSED}
+
+
+def test_a_plan_that_is_damaged_while_code_goes_brings_it_back(root, monkeypatch):
+    def damaged(folder):
+        (folder / "old-aaaa" / "plan.json").write_text("{")
+        return False
+
+    monkeypatch.setattr(drafts, "in_work", damaged)
+    remove_unused_code([root])
+    assert kept(root) == {USED: USED, UNUSED: UNUSED}
