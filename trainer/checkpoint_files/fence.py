@@ -22,6 +22,7 @@ from trainer.errors import CheckpointDamaged, Fenced, TrainerError
 _LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LOCKS_HERE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _LOCK_LIMIT_S = 30.0
+_LONGEST_NUMBER = 20  # digits
 
 
 class FencingToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,7 +71,8 @@ def take_token(
 def check(folder: Path, token: FencingToken, run_dir: Path | None = None) -> None:
     """Raise Fenced if a newer start has taken a token in `folder`.
 
-    With `run_dir`, the run's folder, Fenced is raised also if launch's fence there names a newer attempt.
+    With `run_dir`, the run's folder, Fenced is raised also if launch's fence there names a newer attempt. Raises
+    CheckpointDamaged if a fence is damaged.
     """
     newest = read_token(folder)
     if newest != token:
@@ -100,12 +102,17 @@ def _set_aside_if_damaged(folder: Path) -> FencingToken | None:
 
 
 def _run_attempt(run_dir: Path) -> int:
-    """Return the run's newest attempt from launch's file FENCE in the run's folder, or 0 if there is none."""
+    """Return the run's newest attempt from launch's file FENCE in the run's folder, or 0 if there is none.
+
+    Raises CheckpointDamaged if the file holds no number.
+    """
     try:
         text = read_small(run_dir / FENCE)
     except FileNotFoundError:
         return 0
-    return int(text) if text.strip().isdigit() else 0
+    if len(text) > _LONGEST_NUMBER or not text.strip().isdigit():
+        raise CheckpointDamaged(f"{run_dir / FENCE}: expected the number of an attempt, got {text[:40]!r}")
+    return int(text)
 
 
 @contextlib.contextmanager

@@ -81,6 +81,14 @@ def test_the_run_s_own_fence_is_asked_too(folder, run_dir):
         check(folder, mine, run_dir)
 
 
+@pytest.mark.parametrize("text", [b"", b"two\n", b"\xff", b"-3\n", b"9" * 5000])
+def test_a_damaged_fence_of_the_run_is_no_leave_to_write(folder, run_dir, text):
+    mine = take_token(folder, 2)
+    (run_dir / FENCE).write_bytes(text)
+    with pytest.raises(CheckpointDamaged, match="FENCE: expected the number of an attempt"):
+        check(folder, mine, run_dir)
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff", b"3\n", b"[" * 100_000, b'{"attempt":1}'])
 def test_a_damaged_claim_is_no_leave_to_write_and_does_not_stop_the_next_start(folder, text):
     mine = take_token(folder, 1)
