@@ -53,7 +53,7 @@ SLURM = Section(
 def _own_options(program: str, ours: str) -> TableOf:
     """Return the kind of value for a mapping of further options to the submitting command `program`, such as qsub.
 
-    `ours` is a pattern of the options that the launcher writes itself, which are refused.
+    `ours` is a regular expression for the names of options that the launcher writes itself, which are refused.
     """
     name = rf"(?!(?:{ours})$)[A-Za-z_]{{1,20}}"
     words = f"an option of {program} without its dash that the launcher does not write itself"

@@ -42,7 +42,7 @@ _NEVER = (*_NONE, "unlimited")
 
 
 def _instead_of_a_script(text: str) -> str:
-    """Return a hint to use run.script if a file's path is written where a command or module is expected, else ""."""
+    """Return a hint to use run.script if `text`, the value of `run.module`, looks like the path of a file, else ""."""
     return "a file is named by run.script" if "/" in text or text.endswith(".py") else ""
 
 
@@ -153,10 +153,10 @@ _BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff, r
 
 
 class _BudgetSection(Section, frozen=True, dict=True):
-    """The section of a restart budget, which records whether the number of restarts is written or the default."""
+    """The section of a restart budget, which records whether the user has written a number of restarts."""
 
     def made(self, values: dict[str, Any]) -> Any:
-        """Return the Budget, with `explicit` set if the number of restarts is written and not the default."""
+        """Return the Budget made of `values`, by attribute, with `explicit` set if they have a number of restarts."""
         return super().made({**values, "explicit": values.get("restarts") is not None})
 
 
@@ -345,7 +345,9 @@ class _Job(Section, frozen=True, dict=True):
     """
 
     def made(self, values: dict[str, Any]) -> JobSpec:
-        """Return the JobSpec; values that are no field of it are sections of plug-ins, and go into `plugins`."""
+        """Return the JobSpec made of `values`, by key of the spec. Those that are no field of it are sections of
+        plug-ins, and go into its `plugins`.
+        """
         plugins = {key: value for key, value in values.items() if key not in JobSpec.__struct_fields__}
         own = {key: value for key, value in values.items() if key not in plugins}
         return JobSpec(**own, plugins=plugins)
@@ -386,7 +388,8 @@ JOB = _Job(
 
 
 def schema(plugins: Mapping[str, Section]) -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a spec, with the sections of `plugins`.
+    """Return the JSON Schema (draft 2020-12) of a spec. `plugins` has the section of each kind of cluster that a
+    plug-in adds, by the name of the kind.
 
     Editors read YAML 1.2 values, so the schema is a little wider than the reader, never narrower.
     """
@@ -408,7 +411,9 @@ def option_keys(section: Section = JOB, prefix: str = "") -> Iterator[str]:
 
 
 def with_plugins(sections: Mapping[str, Section]) -> Section:
-    """Return the table of options with one more section for each kind of cluster that a plug-in adds."""
+    """Return the table of a spec's options with `sections` added: one, by the name of the kind, for each kind of
+    cluster that a plug-in adds.
+    """
     more = (Field(kind, section, f"Options on {kind} clusters") for kind, section in sections.items())
     return replace(JOB, options=_with_steps((*JOB.options, *more)))
 

@@ -229,12 +229,12 @@ class Slurm(Struct, frozen=True):
 
 class GridEngine(Struct, frozen=True):
     """The options that a spec sets for a job on Grid Engine. `pe` is the parallel environment, `gpu_resource` the
-    site's name for GPUs; ranks are asked to save `warn_before_s` before the time limit, and `extra` has further options
-    of qsub.
+    site's name for GPUs, `exclude` the hosts not to use, `interface` the network interface for traffic between nodes;
+    ranks are asked to save `warn_before_s` before the time limit, and `extra` has further options of qsub.
     """
 
     pe: str | None = None
-    queue: str | None = None
+    queue: str | None = None  # one, or several separated by commas
     project: str | None = None
     gpu_resource: str = "gpu"
     exclude: tuple[str, ...] = ()
@@ -245,8 +245,8 @@ class GridEngine(Struct, frozen=True):
 
 class Pbs(Struct, frozen=True):
     """The options that a spec sets for a job on PBS. `gpu_resource` is the site's name for GPUs, `select` has further
-    parts of each chunk, `place` is how chunks are placed; ranks are asked to save `warn_before_s` before the time
-    limit, and `extra` has further options of qsub.
+    parts of each chunk, `place` is how chunks are placed, `interface` the network interface for traffic between nodes;
+    ranks are asked to save `warn_before_s` before the time limit, and `extra` has further options of qsub.
     """
 
     queue: str | None = None
@@ -261,9 +261,9 @@ class Pbs(Struct, frozen=True):
 
 
 class Lsf(Struct, frozen=True):
-    """The options that a spec sets for a job on LSF, called as bsub calls them. Ranks are asked to save `warn_before_s`
-    before the time limit; `interface` is the network interface for traffic between nodes, and `extra` has further
-    options.
+    """The options that a spec sets for a job on LSF: bsub's -q, -P, -G and -app, `gpu` for requirements of GPUs besides
+    their number, and `exclude` for hosts not to use. Ranks are asked to save `warn_before_s` before the time limit;
+    `interface` is the network interface for traffic between nodes, and `extra` has further options.
     """
 
     queue: str | None = None

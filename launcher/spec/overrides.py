@@ -111,7 +111,7 @@ def _steps(path: str, job: Section) -> list[Step]:
 
 
 def _keys(steps: list[Step], last: str) -> tuple[str, ...]:
-    """Return the key of a problem: those of `steps` and then `last`, split at its dots."""
+    """Return the path of keys for a problem: the keys of `steps`, then the parts of `last` between its dots."""
     return (*(key for key, _ in steps), *last.split("."))
 
 
@@ -138,7 +138,8 @@ def _write(root: Mapping, steps: list[Step], value: Node, *, adds: bool) -> None
 
 
 def _below(node: Mapping, key: str, kind: Kind | None) -> Mapping | Sequence | None:
-    """Return the mapping or list at `key` into which an option is to be written; create it if it does not exist.
+    """Return the mapping or list at `key` of `node`, into which an option is to be written. If nothing is there, create
+    a mapping; a section that was abbreviated as a scalar becomes one. `kind` is the kind of the value at `key`.
 
     Return None if the value at `key` has another shape.
     """
@@ -157,9 +158,10 @@ def _below(node: Mapping, key: str, kind: Kind | None) -> Mapping | Sequence | N
 
 
 def _with_added(entry: Entry | None, kind: Kind | None, value: Node) -> Node:
-    """Return the present value with `value` added: an item, the items of a list, or more keys of a mapping.
+    """Return the value of `entry` (None: not set) with `value` added: an item, the items of a list, or more keys of a
+    mapping. An unset option that may be a list gets one.
 
-    Raise Wrong if the option is no list or mapping.
+    Raise Wrong for any other option that is no list or mapping.
     """
     there = None if entry is None else entry.value
     more: list[Node] = [*value.items] if isinstance(value, Sequence) else [value]
@@ -178,7 +180,9 @@ def _with_added(entry: Entry | None, kind: Kind | None, value: Node) -> Node:
 
 
 def _append(args: Sequence, key: Scalar, value: Node) -> None:
-    """Append the option `--KEY value` to a list of arguments; raise Wrong if the value would remove one."""
+    """Append the option `--KEY value` to a list of arguments. Raise Wrong if the value is `false` or `null`, because no
+    argument can be taken out of a list.
+    """
     if isinstance(value, Scalar) and value.plain and value.text in ("false", "null"):
         raise wrong(value, "args is a list here, and nothing can be taken out of it", "set run.args as a whole")
     args.items.extend(option_words(key, value))

@@ -72,7 +72,7 @@ class Gather:
             return None
 
     def blame(self, error: Wrong, *names: str | int) -> None:
-        """Collect an error's problems, with `names`, the keys that lead to the value, before their keys."""
+        """Collect the problems of `error`; before the key of each come `names`, the keys that lead to the value."""
         self._failed = True
         self.problems += [replace(problem, key=(*names, *problem.key)) for problem in error.problems]
 
@@ -83,7 +83,8 @@ class Gather:
 
 
 def lines_of(problems: Iterable[Problem], file: str, elsewhere: Callable[[str], str]) -> list[str]:
-    """Return the first 50 problems as lines of text, and a line that counts the rest.
+    """Return the first 50 problems as lines of text, and a line that counts the rest; `file` is the name that they give
+    the file.
 
     They are in the file's order, those of the command line last, each hint on a line of its own. `elsewhere` returns a
     hint for a word that is known in another section, or "".
@@ -99,7 +100,9 @@ def lines_of(problems: Iterable[Problem], file: str, elsewhere: Callable[[str], 
 
 
 def _where(problem: Problem, file: str) -> str:
-    """Return the position of a problem as text: file, line, column and key; `--set KEY` for one of the command line."""
+    """Return the position of a problem as text: `file` (the name of the file), line, column and key; `--set KEY` for
+    one of the command line.
+    """
     key = "".join(f"[{name}]" if isinstance(name, int) else f".{shown_key(name)}" for name in problem.key)
     if problem.mark == FROM_COMMAND_LINE:
         return f"--set {key.lstrip('.') or 'spec'}"

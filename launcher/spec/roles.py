@@ -1,6 +1,7 @@
 """Read a file with `roles:`, several programs of one run, as the spec of its main role, which contains those of the
 others. Each role's spec is the options common to all, overridden by its own. All problems are reported at once. `root`
-is the tree of the whole file, `job` the table of a spec's options.
+is the tree of the whole file, `own` the options that a role sets itself, `job` the table of a spec's options; `specs`
+has None for a role whose spec could not be read.
 """
 
 from collections.abc import Iterator
@@ -127,8 +128,8 @@ def _colocation_problems(
 def _problems_of_lone_ranks(
     root: Mapping, roles: Values[str, Role], specs: Values[str, JobSpec | None]
 ) -> Iterator[Problem]:
-    """Yield a problem if a role whose ranks restart alone has a range of nodes or spares, which have no meaning for
-    it.
+    """Yield a problem for each role whose ranks restart alone but which has a range of nodes, or has spares of its own;
+    neither has a meaning for it.
     """
     for name, role in roles.items():
         spec, own = specs.get(name), _own(root, name)
@@ -161,8 +162,8 @@ def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
 
 
 def _with_full_key(root: Mapping, problem: Problem) -> Problem:
-    """Return the problem with the full key at which the user wrote the option: below `roles.NAME`, or beside
-    `roles`.
+    """Return the problem, whose key begins with a role's name, with the key at which the user wrote the option: below
+    `roles`, or without the name for an option beside `roles`.
     """
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
@@ -184,8 +185,8 @@ def _port_problems(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]
 
 
 def _own_role(root: Mapping) -> str:
-    """Return the name of the role to whose plan and records the run's folder belongs: the main role, or the first if
-    none is main.
+    """Return the name of the role whose spec contains those of the others: the main role, or the first if none is main;
+    "" if there are no roles.
     """
     table = root.entries[_KEY].value
     names = [entry.key.text for entry in table] if isinstance(table, Mapping) else []
@@ -217,6 +218,6 @@ def _own(root: Mapping, name: str) -> Mapping:
 
 
 def _mark(root: Mapping, name: str, key: str) -> Mark:
-    """Return the position of a role's option, or of the whole file if it is not written."""
+    """Return the position of the option `key` of the role `name`, or of the whole file if it is not written."""
     entry = root.find(_KEY, name, key)
     return entry.value.mark if entry is not None else root.mark

@@ -56,7 +56,9 @@ def _search_as_option(sweep: Mapping) -> Problem | None:
 
 
 def _trials_problems(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem if a search without an end of its own has no number of trials, and if the search has no space."""
+    """Yield a problem if the number of trials is missing for a search that never ends by itself (any but a grid or a
+    file), and one if the space is missing for a search that needs it (any but a file).
+    """
     search = values.get("search", "tpe")
     if search in _ENDLESS and "trials" not in sweep.entries:
         named = search if "search" in sweep.entries else f"search is {search} by default, which"
@@ -66,8 +68,8 @@ def _trials_problems(sweep: Mapping, values: Values[str, Any]) -> Iterator[Probl
 
 
 def _space_problems(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for each option of which a grid could not list the values, and for each condition on an option
-    that is chosen later.
+    """Yield a problem for each option of a grid that is a range without steps. Also yield one for each condition on an
+    option that comes later in the space, because its value is not chosen yet.
     """
     space: Values[str, Dimension] = values.get("space") or {}
     written = sweep.find("space")

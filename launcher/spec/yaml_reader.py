@@ -56,8 +56,9 @@ class _Open(Struct):
 
 
 class _Builder(Struct):
-    """A builder of the tree from parser events. `at` is the position of everything in a text that comes from no file;
-    `stack` has the open lists and mappings, and `nodes` counts values.
+    """A builder of the tree from parser events. `at` is the position that every node gets if the text comes from no
+    file; None means the node's own position. `stack` has the open lists and mappings, the innermost last, and `nodes`
+    counts values.
     """
 
     at: Mark | None
@@ -184,7 +185,7 @@ def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) 
     """Return the tree of one YAML document, and its problems.
 
     With `at`, everything in it has that position, for a text that comes from no file; None means its position in the
-    text. `loader` is PyYAML's.
+    text. `loader` is the class of PyYAML by which the text is parsed.
     """
     text = text.replace("\r\n", "\n")
     builder = _Builder(at)
@@ -202,7 +203,9 @@ def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) 
 
 
 def _events(text: str, loader: type[Any]) -> Iterator[yaml.Event]:
-    """Yield PyYAML's events; raise Wrong, with the place and the reason, for invalid YAML."""
+    """Yield PyYAML's events for the text, parsed by its class `loader`. Raise Wrong, with the position and the reason,
+    for invalid YAML, and _TooDeep if it is nested too deep for libyaml.
+    """
     events = yaml.parse(text, Loader=loader)
     while True:
         try:

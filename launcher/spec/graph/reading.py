@@ -1,6 +1,7 @@
 """Read a file with `steps:`, several jobs of which some need others, as one spec for each step. All problems are
 reported at once. A step's spec is the options common to all, overridden by its own. `root` is the tree of the whole
-file, `job` the table of a spec's options.
+file, `own` the options that a step sets itself, `job` the table of a spec's options, and `overrides` are texts such as
+`resources.nodes=2`.
 """
 
 import json
@@ -58,8 +59,8 @@ class GraphSpec(Struct, frozen=True):
     steps: tuple[StepSpec, ...]
 
     def text_of(self, step: StepSpec, outputs: Values[str, StepOutputs], after: Texts[str]) -> str:
-        """Return the YAML spec of this step's run, with references filled in from `outputs`; the run waits for the runs
-        in `after`.
+        """Return the YAML spec of this step's run. References in it are filled in from `outputs`, the outputs of other
+        steps by their names, and it waits for the runs whose ids are in `after`.
         """
         tree = filled_in(step.tree, lambda reference, _: _output(outputs, reference))
         return block_text(_with_awaited_runs(tree, after))
@@ -77,10 +78,7 @@ def is_graph(path: Path) -> bool:
 
 
 def read_graph(path: Path, overrides: Texts[str] = (), job: Section = JOB) -> GraphSpec:
-    """Return the graph of steps in the file; raise BadInput with all problems.
-
-    `job` is the table of a spec's options.
-    """
+    """Return the graph of steps in the file, with the overrides applied; raise BadInput with all problems."""
     file = printable(str(path))
     try:
         return _parsed(read_text(path, file), overrides, job)
@@ -107,7 +105,7 @@ def place_of(text: str, step: str, key: str) -> tuple[int, int, str]:
 
 
 def _parsed(text: str, overrides: Texts[str], job: Section) -> GraphSpec:
-    """Return the graph of steps in the text; raise Wrong with all problems."""
+    """Return the graph of steps in the text, with the overrides applied; raise Wrong with all problems."""
     read = read_tree(text)
     root = read.root if isinstance(read.root, Mapping) else Mapping({}, Mark(1, 1))
     problems = [*read.problems, *command_line.apply(root, overrides, job)]
@@ -183,7 +181,9 @@ def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name
 
 
 def _refuse_foreign_options(job: Section, own: Mapping) -> None:
-    """Raise Wrong for keys in a step that a step cannot have: options that belong beside `steps`, and unknown ones."""
+    """Raise Wrong for keys of a step's options `own` that a step cannot have: options that belong beside `steps`, and
+    unknown ones.
+    """
     allowed, gather = step_section(job), Gather()
     for key in (entry.key for entry in own if entry.key.text not in allowed.by_key):
         above = Problem(key.mark, "is of all steps", f"write {key.text} beside `steps`", (key.text,))
@@ -192,8 +192,8 @@ def _refuse_foreign_options(job: Section, own: Mapping) -> None:
 
 
 def _merged_options(root: Mapping, name: str) -> Mapping:
-    """Return the options of a step's run: those beside `steps`, overridden by the step's own; the name has the step's
-    appended.
+    """Return the options of the run of the step `name`: those beside `steps`, overridden by the step's own. The run's
+    name is the graph's name and the step's, joined by `-`.
     """
     called = root.entries["name"]
     text = called.value.text if isinstance(called.value, Scalar) else ""
@@ -210,8 +210,8 @@ def _own(root: Mapping, name: str) -> Mapping:
 
 
 def _with_full_key(root: Mapping, problem: Problem) -> Problem:
-    """Return the problem with the full key at which the user wrote the option: below `steps.NAME`, or beside
-    `steps`.
+    """Return the problem, whose key begins with a step's name, with the key at which the user wrote the option: below
+    `steps`, or without the name for an option beside `steps`.
     """
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
@@ -225,7 +225,7 @@ def _mark(root: Mapping, *key: str) -> Mark:
 
 
 def _output(outputs: Values[str, StepOutputs], reference: str) -> str:
-    """Return the output of a step that a reference such as `train.run_dir` names."""
+    """Return the output that a reference such as `train.run_dir` names; `outputs` has those of each step by name."""
     step, _, word = reference.partition(".")
     return str(getattr(outputs[step], word))
 
@@ -247,7 +247,7 @@ def _with_awaited_runs(tree: Mapping, after: Texts[str]) -> Mapping:
 
 
 def _key(text: str) -> Scalar:
-    """Return a key for a mapping that the launcher builds itself; it has no position in the file."""
+    """Return `text` as the key of a mapping that the launcher builds itself; it has no position in the file."""
     return Scalar(text, True, FROM_COMMAND_LINE)
 
 
@@ -280,13 +280,12 @@ def _lines_after(head: str, node: Node) -> Iterator[str]:
 
 
 def _scalar(node: Scalar) -> str:
-    """Return a value as YAML.
-
-    It is quoted unless it was written without quotes, because these tell text from numbers.
+    """Return a value as YAML. A value that was quoted in the file is quoted again, because the quotes distinguish text
+    from numbers.
     """
     return node.text if node.plain and "\n" not in node.text else json.dumps(node.text, ensure_ascii=False)
 
 
 def _key_text(text: str) -> str:
-    """Return a key as YAML, quoted if it has to be."""
+    """Return a key as YAML, quoted unless it is a plain name."""
     return text if _KEY.fullmatch(text) else json.dumps(text, ensure_ascii=False)

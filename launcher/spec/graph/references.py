@@ -1,5 +1,5 @@
 """Fill in references such as `${steps.train.run_dir}`, by which a step's `run` and `env` use another step's outputs.
-Pure; `tree` is the YAML tree of a step's spec.
+Pure; `tree` is the YAML tree of a step's spec, and functions get this reference as `train.run_dir`.
 """
 
 import re
@@ -13,7 +13,7 @@ from launcher.spec.tree import Entry, Mapping, Mark, Node, Scalar, Sequence
 _SECTIONS = ("run", "env")
 _REFERENCE = re.compile(r"\$\{steps\.([^{}]*)\}")
 
-Give = Callable[[str, Mark], str]  # what stands for `train.run_dir`, written there. Raises Wrong
+Give = Callable[[str, Mark], str]  # from a reference and its position to the text in its place. Raises Wrong
 
 
 class StepOutputs(Struct, frozen=True):
@@ -33,7 +33,7 @@ OUTPUTS = StepOutputs.__struct_fields__
 def filled_in(tree: Mapping, give: Give) -> Mapping:
     """Return the spec of a step with every reference in `run` and `env` replaced by `give(reference, position)`.
 
-    Raise Wrong with the problem of each reference for which `give` raises it.
+    Raise Wrong with the problems of all references for which `give` raises Wrong.
     """
     gather = Gather()
     sections = {
@@ -46,9 +46,10 @@ def filled_in(tree: Mapping, give: Give) -> Mapping:
 
 
 def check_reference(reference: str, mark: Mark, mine: str, known: Collection[str], needed: Collection[str]) -> None:
-    """Raise Wrong unless the step `mine` may use the reference.
+    """Raise Wrong, at the position `mark`, unless the step `mine` may use the reference.
 
-    The other step must be among the steps `known`, must be in `needed`, and the output must exist.
+    The reference's step must be one of the file's steps (`known`) and one that must succeed before `mine` starts
+    (`needed`), and the output must exist.
     """
     step, _, word = reference.partition(".")
     shown = f"${{steps.{reference}}}"
@@ -63,7 +64,9 @@ def check_reference(reference: str, mark: Mark, mine: str, known: Collection[str
 
 
 def _filled(gather: Gather, key: tuple[str | int, ...], node: Node, give: Give) -> Node:
-    """Return a node with its references replaced; problems are added to `gather` under `key`, the node's path."""
+    """Return a node with each reference in it replaced by `give(reference, position)`; problems are added to `gather`
+    under `key`, the node's path.
+    """
     match node:
         case Mapping():
             below = {

@@ -1,5 +1,6 @@
 """Kinds of values that contain others: lists, mappings with free keys, one of several shapes, command lines. A kind
-reads, describes and shows one form of value in a spec. A Mapping, Sequence or Scalar is a node of the YAML tree.
+reads one form of value from a node of the YAML tree, describes it in messages, and gives its JSON Schema. A Mapping,
+Sequence or Scalar is such a node.
 """
 
 import re

@@ -1,4 +1,6 @@
-"""Kinds of names: of variables, secrets, jobs and Slurm options."""
+"""Kinds of names: of variables, secrets, jobs and Slurm options. A kind reads one form of value from a node of the YAML
+tree, describes it in messages, and gives its JSON Schema.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""Kinds of numbers: plain digits, numbers of nodes, and sizes with a unit."""
+"""Kinds of numbers: plain digits, numbers of nodes, and sizes with a unit. A kind reads one form of value from a node
+of the YAML tree, describes it in messages, and gives its JSON Schema.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""Kinds of values for `queue`: a moment or another run for which a run waits, and its priority."""
+"""Kinds of values for `queue`: a moment or another run for which a run waits, and its priority. A kind reads one form
+of value from a node of the YAML tree, describes it in messages, and gives its JSON Schema.
+"""
 
 import re
 import time
@@ -42,8 +44,8 @@ class WrittenMoment(Leaf, frozen=True):
 def moment(text: str, now: float) -> float | None:
     """Return the Unix time of a moment that is written as a WrittenMoment; raise ValueError if there is no such day.
 
-    `22:00` is the next such time after `now`. `after-hours` is the end of working hours (weekdays, 8 to 18), or None,
-    for at once, outside of these.
+    `22:00` is the next such time after `now` (Unix time). `after-hours` is 18:00 if `now` is a working hour (weekdays,
+    8 to 18); else the result is None, for at once.
     """
     if text == AFTER_HOURS:
         return _end_of_work(time.localtime(now))

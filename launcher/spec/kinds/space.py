@@ -1,5 +1,5 @@
 """Kinds of values for `sweep.space`: from which values, or from which range of numbers, a sweep chooses an option's
-value.
+value. A kind reads one form of value from a node of the YAML tree, describes it in messages, and gives its JSON Schema.
 """
 
 import re

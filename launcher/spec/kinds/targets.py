@@ -1,4 +1,6 @@
-"""Kinds of values for recipients of notifications: the service, and its address or where that is stored."""
+"""Kinds of values for recipients of notifications: the service, and its address or where that is stored. A kind reads
+one form of value from a node of the YAML tree, describes it in messages, and gives its JSON Schema.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""Kinds of text and paths: kept exactly as written, so that `010`, `yes` and `12:30:45` do not change."""
+"""Kinds of text and paths: kept exactly as written, so that `010`, `yes` and `12:30:45` do not change. A kind reads one
+form of value from a node of the YAML tree, describes it in messages, and gives its JSON Schema.
+"""
 
 import re
 from collections.abc import Callable, Container
@@ -34,7 +36,7 @@ class Text(Leaf, frozen=True):
     what: str = "text"
     pattern: str = ""  # of the whole text; Python and JSON Schema read it alike
     lines: bool = False  # may have line breaks and tabs
-    empty: bool = False
+    empty: bool = False  # may have no character
     cure: Callable[[str], str] | None = None  # returns a hint for a text that does not fit
 
     def words(self) -> str:
@@ -96,9 +98,8 @@ def _text_of(scalar: Scalar, *, lines: bool) -> str:
 
 
 def word(what: str, pattern: str = r"[^\s-]\S*") -> Text:
-    """Return a kind of text without white space, which does not begin with a dash and so is no option of a command.
-
-    `what` describes it in messages.
+    """Return the kind of a text that matches the regular expression `pattern`. By default it has no white space and
+    does not begin with a dash, so that no command takes it for an option. `what` describes it in messages.
     """
     return Text(what, pattern)
 
@@ -137,7 +138,7 @@ class InnerPath(Leaf, frozen=True):
     """
 
     what: str  # describes it in messages
-    inside: str  # that folder, as messages call it
+    inside: str  # the folder from which it starts, as messages call it
     # Names that the first part of the path must not have. If set, that part must exist and not begin with a dot either.
     refused: Container[str] | None = None
 
@@ -149,7 +150,7 @@ class InnerPath(Leaf, frozen=True):
         """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         text = _text_of(scalar, lines=False)
         self._stay_inside(text)
-        self._be_a_name(text)
+        self._check_parts(text)
         return text
 
     def _stay_inside(self, text: str) -> None:
@@ -159,8 +160,10 @@ class InnerPath(Leaf, frozen=True):
         if ".." in text.split("/"):
             raise Unfit(reason=f"{self.what} cannot lead out of {self.inside} by ..")
 
-    def _be_a_name(self, text: str) -> None:
-        """Raise Unfit for a path that is empty, too long, looks like an option, or begins with a refused part."""
+    def _check_parts(self, text: str) -> None:
+        """Raise Unfit for a path that is empty, too long or begins with a dash. If `refused` is set, also raise it for
+        a path without a first part, or with one that is refused or hidden.
+        """
         parts = [part for part in text.split("/") if part not in ("", ".")]
         if not text or text.startswith("-"):
             raise Unfit

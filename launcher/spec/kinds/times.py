@@ -1,4 +1,6 @@
-"""Kinds of values for durations, such as 90s, 10m or 02:00:00; the unit must be written."""
+"""Kinds of values for durations, such as 90s, 10m or 02:00:00; the unit must be written. A kind reads one form of value
+from a node of the YAML tree, describes it in messages, and gives its JSON Schema.
+"""
 
 import re
 from typing import Any
