@@ -91,7 +91,8 @@ class Arguments(argparse.ArgumentParser):
         self, answers: Answers, text: str, *, by_line: bool = False,
         among: "argparse._ActionsContainer | None" = None,
     ) -> None:  # fmt: skip
-        """Declare --json with this help `text`; `answers` returns the types of the output.
+        """Declare --json with this help `text`. `answers` is a function that returns the type of each form of output,
+        by a text that says when it is printed.
 
         With `by_line`, the output is one object per line. `among` is the group of mutually exclusive options to which
         --json is added (None: to no group).
@@ -188,7 +189,9 @@ def number_below(most: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds in an option's text; raise ArgumentTypeError for any other text."""
+    """Return the seconds in an option's text, a plain number such as `60` or `0.5`; raise ArgumentTypeError for any
+    other text.
+    """
     try:
         value = float(text)
     except ValueError:

@@ -129,8 +129,8 @@ THEIRS = {
 
 
 def shown(name: str) -> tuple[str, str]:
-    """Return (the module of the command, its help line); the help of an older name says what the command is called
-    now.
+    """Return (the module of the command, its help line). `name` must be a command or an older name of one, whose help
+    line says what it is called now.
     """
     module, text = COMMANDS[ALSO.get(name, name)]
     newer = f"`launch {RENAMED[name]}`" if name in RENAMED else f"`{INSTEAD[name]}`" if name in INSTEAD else ""

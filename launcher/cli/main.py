@@ -1,5 +1,5 @@
 """The program `launch`: find the command, import its module and no other, run it, and turn errors into messages and
-exit codes.
+exit codes. `argv` are the words of the command line that a function has to interpret, never the program's name.
 """
 
 import errno
@@ -168,9 +168,9 @@ def _is_command(words: list[str]) -> bool:
 
 
 def _verb(group: str, argv: list[str]) -> int:
-    """Run a command of the group `group`; return its exit code.
+    """Run the command of the group `group` that `argv` begins with; return its exit code.
 
-    Without a command, print the group's help.
+    If `argv` is empty or asks for help, print the group's help.
     """
     if not argv or argv[0] in ("-h", "--help"):
         print(_group_help(group), end="", file=sys.stdout if argv else sys.stderr)

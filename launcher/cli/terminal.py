@@ -112,7 +112,8 @@ def fitting(table: Sequence[Sequence[str]], less: Sequence[str], width: int | No
     """Return the table as lines, each with `indent` before it, without the columns that do not fit `width` (None: no
     limit).
 
-    The first row has the heads. Columns are left out in the order of `less`; lines that are still too wide are cut.
+    The first row has the heads. Columns are left out in the order of `less`, which are heads; lines that are still too
+    wide are cut.
     """
     for name in ("", *less):
         kept = [at for at, head in enumerate(table[0]) if head != name]

@@ -24,7 +24,9 @@ def graph_called(ref: str | None) -> Graph | None:
 
 
 def runs_called(ref: str) -> list[api.Run]:
-    """Return the run that `ref` names or, if it names a graph, the runs of its steps in order."""
+    """Return the run that `ref` names or, if it names a graph, the runs of its steps in order; raise NoSuchRun if it
+    names neither.
+    """
     graph = graph_called(ref)
     return [api.run(ref)] if graph is None else graph.runs()
 
@@ -54,14 +56,18 @@ class GraphMember:
 
 
 def members(statuses: Sequence[RunStatus]) -> dict[str, GraphMember]:
-    """Return {run id: its position in a graph} for those of the runs that are steps."""
+    """Return {run id: its position in a graph} for every run that is a step of a graph of this user. The graphs' states
+    are computed from `statuses`; the dict may be empty if these are.
+    """
     graphs = [record for one in known_graphs() if (record := readable(one.record, GraphRecord)) is not None]
     found = {status.run: status for status in statuses} if graphs else {}
     return {run: member for record in graphs for run, member in _members_of(record, found)}
 
 
 def _members_of(record: GraphRecord, found: Mapping[str, RunStatus]) -> Iterator[tuple[str, GraphMember]]:
-    """Yield (run id, position) for each step of one graph; `found` has the status of each run by id."""
+    """Yield (run id, position) for each step of one graph. `found` has the status of each run by id; a step whose run
+    is not in it counts as not started.
+    """
     steps = {one.name: StepStatus(one.name, one.needs, one.run, found.get(one.run)) for one in record.steps}
     state = state_of([*steps.values()])
     for place, (name, branch) in enumerate(branches({one.name: one.needs for one in record.steps}).items()):

@@ -74,12 +74,14 @@ def graph_facts(graph: Graph) -> dict[str, object]:
 
 
 def _facts(status: RunStatus | None) -> dict[str, object] | None:
-    """Return a run's status as a dict, or None for a step without a run."""
+    """Return a run's status as a dict with the status's fields as keys, or None for a step without a run."""
     return None if status is None else msgspec.structs.asdict(status)
 
 
 def _row(step: StepStatus, branch: str, now: float) -> tuple[str, ...]:
-    """Return the table row of a step; `branch` is drawn before its name."""
+    """Return the table row of a step; `branch` is drawn before its name, and `now` is the Unix time up to which its
+    duration counts.
+    """
     status, name = step.status, f"{branch}{step.name}"
     needs = f"needs {', '.join(step.needs)}" if len(step.needs) > 1 else ""
     if status is None:

@@ -124,7 +124,7 @@ def _waiting(found: list[StacksOfRank], ranks: int) -> list[str]:
     """Return a line that names the rank for which the others wait.
 
     Return an empty list if fewer than all `ranks` of the run have answered, or if none is stopped by a signal or has
-    waited in a collective for long.
+    waited in a collective for five seconds.
     """
     looks = [each.look for each in found if each.look is not None]
     ages = [call.age_s for look in looks for group in look.groups for call in group.last if not call.done]

@@ -26,7 +26,7 @@ class CancelledRun(msgspec.Struct, frozen=True):
     """
 
     run: str  # its id
-    state: State
+    state: State  # of the run, after the cancel
     already_ended: bool
     ended: tuple[str, ...]  # texts on what was ended
     cut_off: tuple[str, ...]  # texts on machines that could not be reached

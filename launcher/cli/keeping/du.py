@@ -101,11 +101,11 @@ def _show_there(there: Sequence[KeptRemote]) -> None:
 
 
 def _kept_elsewhere(one: api.Run, there: Sequence[KeptRemote]) -> tuple[KeptElsewhere, ...]:
-    """Return what each other machine stores of the run."""
+    """Return what each other machine stores of the run, from `there`, the machines' reports about several runs."""
     kept = [machine for machine in there if one.id in machine.runs]
     return tuple(KeptElsewhere(on.where, None if on.silent else on.runs[one.id], on.silent) for on in kept)
 
 
 def _plain(usage: Usage) -> dict[str, int]:
-    """Return the usage as a dict, in the order of the table's columns."""
+    """Return {column: bytes} of the usage, in the order of the table's columns: total, checkpoints, logs, code."""
     return {"total": usage.total, "checkpoints": usage.checkpoints, "logs": usage.logs, "code": usage.code}

@@ -50,7 +50,7 @@ class Notified(msgspec.Struct, frozen=True):
     """A notification that was sent, or the reason why it was not."""
 
     at: float  # Unix time
-    text: str
+    text: str  # the occasion, the recipient, and why it was not delivered if so
 
 
 class NotifiedOf(msgspec.Struct, frozen=True):
@@ -160,7 +160,9 @@ def _send_due(*, as_json: bool) -> int:
 
 
 def _outcome(sent: Sequence[SentNotice], *, reached: bool, as_json: bool) -> int:
-    """Print what was sent if `as_json`; return the exit code: OK if all messages were delivered (`reached`)."""
+    """Print what was sent if `as_json`; return the exit code: OK if all messages were delivered (`reached`), else
+    UNREACHABLE.
+    """
     if as_json:
         print(to_json(sent))
     return Exit.OK if reached else Exit.UNREACHABLE

@@ -151,7 +151,8 @@ def _kept(text: str) -> str | int:
 
 
 def _others(one: api.Run, keep: str | int) -> list[Path]:
-    """Return the folders of checkpoints to be deleted, all but those that `keep` selects.
+    """Return the folders of checkpoints to be deleted: all but the best one (`keep` is `best`), the newest one
+    (`newest`), or the `keep` newest ones (a number).
 
     A usable checkpoint is always kept; if there is none, nothing is deleted.
     """
@@ -164,7 +165,9 @@ def _others(one: api.Run, keep: str | int) -> list[Path]:
 
 
 def _row(one: Deletion, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]:
-    """Return the table row of a run; `there` is what other machines store of the runs."""
+    """Return the table row of a run, whose age is that at `now` (Unix time); `there` is what other machines store of
+    the runs.
+    """
     over = one.status.ended_at or one.status.submitted_at
     goes = "all of it" if one.whole else figures.count(len(one.folders), "checkpoint")
     cells = (safe(one.run.id), state_text(one.status), figures.duration(now - over), goes, figures.size(one.size))
@@ -191,8 +194,8 @@ def _ask() -> None:
 
 
 def _carry_out(going: Sequence[Deletion], roots: set[Path]) -> int:
-    """Delete the selected folders, and from the folders of runs `roots` also code that no run needs; return the exit
-    code.
+    """Delete the folders of the runs and checkpoints in `going`, and code that no run needs from the folders of runs
+    `roots`; return the exit code.
 
     A run that was resumed meanwhile is left as it is.
     """

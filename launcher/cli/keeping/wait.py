@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _each(runs: Sequence[api.Run], timeout_s: float) -> Iterator[RunStatus]:
-    """Yield the status of each run once it has ended, in order; raise TimeoutError, which names the first run that has
-    not.
+    """Yield the status of each run once it has ended, in order. If one has not ended `timeout_s` after the first call,
+    raise TimeoutError, which names it.
     """
     end = time.monotonic() + timeout_s
     for one in runs:
@@ -65,8 +65,8 @@ def _each(runs: Sequence[api.Run], timeout_s: float) -> Iterator[RunStatus]:
 
 
 def _first(runs: Sequence[api.Run], timeout_s: float) -> Iterator[RunStatus]:
-    """Yield the status of every run that has ended, once at least one has; raise TimeoutError if none does within
-    `timeout_s`.
+    """Wait until at least one of the runs has ended, then yield the status of every run that has; raise TimeoutError if
+    none does within `timeout_s`.
     """
     api.wait_any(runs, timeout_s)
     yield from (status for status in api.statuses(runs, api.WATCH_S) if status.state.ended)

@@ -90,9 +90,10 @@ def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def noted_text(info: Mapping[str, Value]) -> str:
-    """Return the metric by which a checkpoint is the best, or those saved with it that show how good it is, as text.
+    """Return as text the metric by which a checkpoint is the best, or else up to two metrics that show how good it is.
+    `info` has the values that were saved with the checkpoint, by name.
 
-    Return "" if it has none.
+    Return "" if there is no such metric.
     """
     by = info.get(BEST_BY)
     named = [by] if by in info else [name for name in info if better(name)][:_FEW]

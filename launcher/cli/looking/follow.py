@@ -68,7 +68,9 @@ def _show(run: Run, choice: LogChoice, footer: "Footer") -> RunStatus:
 
 
 def _bars(moving: dict[int, str]) -> list[str]:
-    """Return the lines with the progress bars of the first ranks; `moving` has the bar of each rank."""
+    """Return the lines with the progress bars of the first four ranks, and a line that counts the others; `moving` has
+    the bar of each rank by its number.
+    """
     shown = [f"{rank} │ {safe(text)}" for rank, text in list(moving.items())[:_BARS]]
     return shown + ([f"and {len(moving) - _BARS} more"] if len(moving) > _BARS else [])
 

@@ -18,8 +18,8 @@ class PlainLine(msgspec.Struct, frozen=True):
     """A log line as `--json` prints it, without colours; `node` and `rank` are null if they are not known."""
 
     at: float | None  # Unix time; None: not recorded
-    attempt: int
-    generation: int | None
+    attempt: int  # its number, from 1
+    generation: int | None  # number of the set of ranks in the attempt, from 1; None: not known
     node: int | None
     rank: int | None
     text: str

@@ -68,7 +68,7 @@ def headline(status: RunStatus) -> str:
 def failure_lines(failure: Failure, run_dir: str, *, tail: bool = True) -> list[str]:
     """Return the lines about the first failing rank and its cause; with `tail`, the last lines of its log too.
 
-    `run_dir` is the run's folder, to which paths in them belong.
+    `run_dir` is the run's folder, relative to which the failure names the log.
     """
     who = f"rank {failure.rank}" if failure.rank is not None else "the run"
     on_node = f" on node {failure.node}" if failure.node is not None else ""

@@ -94,13 +94,17 @@ def _same_graph(row: RunRow, other: RunRow) -> bool:
 
 
 def _any_labels(rows: Sequence[RunRow], wanted: Sequence[str]) -> bool:
-    """Return whether to show labels, which is so if any run has some and no columns were chosen."""
+    """Return whether to show labels (names and tags): the columns `wanted` are the usual ones, as the user has chosen
+    none, and a run in `rows` has labels.
+    """
     labels = RunDir.labels.name
     return wanted == USUAL and any(os.path.exists(os.path.join(row.status.run_dir, labels)) for row in rows)
 
 
 def _fitting(rows: Sequence[RunRow], now: float, wanted: Sequence[str], width: int | None) -> list[str]:
-    """Return the lines of the table; less important columns are left out until it fits `width` (None: no limit)."""
+    """Return the lines of the table of `rows` with the columns `wanted`; less important ones are left out until it fits
+    `width` (None: no limit).
+    """
     cells = {name: [name.upper(), *(cell(row, name, now) for row in rows)] for name in wanted}
     return fitting([*zip(*cells.values(), strict=True)], [name.upper() for name in _LESS], width)
 

@@ -128,7 +128,9 @@ def _lines(status: RunStatus, now: float) -> list[str]:
 
 
 def _rows(load: NodeLoad, host: str, with_gpus: bool) -> Iterator[tuple[str, ...]]:
-    """Yield the table row of a node and of each of its ranks; with `with_gpus` they have cells for GPUs."""
+    """Yield the table row of a node, whose host is called `host`, and of each of its ranks; with `with_gpus` they have
+    cells for GPUs.
+    """
     memory = f"{figures.size(load.memory)} of {figures.size(load.memory_total)}"
     moved = map(_rate, (load.read, load.written, load.received, load.sent))
     cells = (f"node {load.node} {safe(host)}".rstrip(), f"{load.cpu:.2f} of {load.cores}", memory, *moved)

@@ -95,13 +95,13 @@ def _lines(report: "CollectivesReport") -> list[str]:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    """Return the numbers of ranks in a text such as `2,4`."""
+    """Return the numbers of ranks in a text such as `2,4`; raise ArgumentTypeError for any other text."""
     return tuple(MANY(word) for word in text.split(","))
 
 
 def _sizes(text: str) -> tuple[int, ...]:
     """Return the sizes in bytes that a text such as `1KB,64KB..4MB` lists; in a range each is four times the one
-    before.
+    before. Raise ArgumentTypeError for any other text.
     """
     found = list[int]()
     for word in text.split(","):

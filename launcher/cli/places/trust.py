@@ -38,7 +38,7 @@ def _with_jump_hosts(target: Target) -> list[Target]:
 
 
 def _trust_one(target: Target, fingerprints: Collection[str]) -> LaunchError | None:
-    """Store the key of a host.
+    """Store the key of a host, once the user has confirmed it or if its fingerprint is in `fingerprints`.
 
     Print and return the error if that fails, so that the caller can continue with other hosts; else return None.
     """
@@ -51,7 +51,9 @@ def _trust_one(target: Target, fingerprints: Collection[str]) -> LaunchError | N
 
 
 def _trusted(target: Target, fingerprints: Collection[str]) -> str:
-    """Store a host's key once it is confirmed, and return a line about it; raise LaunchError if it is not confirmed."""
+    """Store a host's key once it is confirmed: by `fingerprints`, which has the key's fingerprint, or by the user on
+    the terminal. Return a line about it; raise LaunchError if it is not confirmed.
+    """
     key = host_key(target)
     shown = f"{key.kind} {key.fingerprint}"
     try:
@@ -66,7 +68,8 @@ def _trusted(target: Target, fingerprints: Collection[str]) -> str:
 
 
 def _confirm_key(target: Target, key: HostKey, fingerprints: Collection[str], error: UnknownKey | ChangedKey) -> None:
-    """Raise Refused unless the key's fingerprint is in `fingerprints`, or the user confirms it.
+    """Raise Refused unless the key's fingerprint is in `fingerprints`, or the user confirms it. `error` says that no
+    key of the host is known, or another one.
 
     For a changed key the user has to type the fingerprint, because `yes` is typed too easily.
     """

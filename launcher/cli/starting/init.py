@@ -153,7 +153,9 @@ def _for_script(script: str, file: Path) -> str:
 
 
 def _write_schema(file: Path) -> None:
-    """Write the JSON Schema of specs into a folder beside the spec that git ignores."""
+    """Write the JSON Schema of specs to `file`, and let git ignore the folder that contains it; create the folder if it
+    does not exist.
+    """
     made = not file.parent.exists()
     try:
         make_dir(file.parent)

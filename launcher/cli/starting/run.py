@@ -209,9 +209,9 @@ def _script(program: str, folder: Path) -> str:
 
 @contextmanager
 def _written(text: str, project: Path, name: str) -> Iterator[Path]:
-    """Write the spec to a temporary file in the project and yield the file.
+    """Write the spec to a temporary file in the project, whose name begins with `name`, and yield the file.
 
-    It is deleted on exit; errors raised inside are reported without its name.
+    It is deleted on exit; a BadInput raised inside is reported without the file's name and position.
     """
     from launcher.run.durable import make_dir, write_bytes  # late: what starts nothing does without
     from launcher.run.registry import hide_from_git  # late: likewise

@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers that a text such as `1,2,4` lists."""
+    """Return the numbers that a text such as `1,2,4` lists; raise ArgumentTypeError for any other text."""
     return tuple(_NUMBER(word.strip()) for word in text.split(","))
 
 

@@ -259,7 +259,9 @@ def _plot(sweep: "Sweep", options: argparse.Namespace) -> int:
 
 
 def _history(valued: "Sequence[tuple[int, float]]", best: "TrialNote | None") -> list[str]:
-    """Return the lines of a plot of the trials' values, in order of the trials."""
+    """Return the lines of a plot of the trials' values, and a line about the `best` trial; `valued` has (number of the
+    trial, its value) in order.
+    """
     from launcher.cli.looking.plot import plot  # late: only for this
 
     lines = plot({"value": valued}, min(100, width_of(sys.stdout) or 100), _PLOT_ROWS)
