@@ -25,13 +25,14 @@ class ClusterKind:
 
     `path` is MODULE:CLASS. `asked` means that the cluster has to be asked about runs, because their folders do not show
     everything. `program` is the command whose presence makes the cluster usable without an entry in the clusters file.
-    `fresh_s` is how old its answers may be for programs that watch. `names` are options that an entry must have.
+    `fresh_s` is the most by which its answers may be out of date for commands that ask again and again. `names` are
+    options that an entry must have.
     """
 
     path: str  # MODULE:CLASS
     asked: bool = True  # its clusters have to be asked about runs, whose folders do not show everything
     program: str = ""  # the command whose presence makes a cluster of the kind's name usable; "": always usable
-    fresh_s: float | None = None  # how old its answers may be for programs that watch; None: their default
+    fresh_s: float | None = None  # greatest age of answers for commands that ask repeatedly; None: their own
     names: tuple[str, ...] = ()  # options that an entry of the clusters file must have
 
 

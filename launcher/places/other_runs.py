@@ -1,4 +1,6 @@
-"""Read the state of other runs, on whatever cluster, for a run that waits for them."""
+"""Read the state of other runs, on whatever cluster, for a run that waits for them. A cluster is asked about a run at
+most every 15 seconds; in between its last answer counts.
+"""
 
 import contextlib
 import time
@@ -17,16 +19,16 @@ _ASK_S = 15.0  # how old the cluster's answer may be
 
 
 class OtherRuns:
-    """A reader of the states of runs that another run waits for. Their folders are read each time, their clusters are
-    asked at intervals.
+    """A reader of the states of runs that another run waits for. It reads their folders each time, and keeps the
+    clusters' last answers.
     """
 
     def __init__(self) -> None:
         self._words: dict[Path, tuple[float, ClusterAnswer | None]] = {}
 
     def look(self, run_dir: Path) -> OtherRun:
-        """Return the state of the run in the folder `run_dir`; its `state` is None if the folder does not exist. A run
-        of this machine that is lost, because its processes were killed, is first continued.
+        """Return the state of the run in the folder `run_dir`; its `state` is None if the folder does not exist. If it
+        is a run of this machine whose processes were all killed (a lost run), first start it again or write its end.
         """
         if not run_dir.is_dir():
             return OtherRun(None)
@@ -42,8 +44,8 @@ class OtherRuns:
         return OtherRun(status.state, state_text(status), status.step)
 
     def _answer(self, facts: RunFacts) -> ClusterAnswer | None:
-        """Return the cluster's last answer about the run, asked for at intervals, or None if the run's folder shows
-        everything.
+        """Return the cluster's answer about the run, the last one if that is less than 15 seconds old; return None if
+        the run's folder shows everything.
         """
         kind = kind_named(facts.kind_to_query) if facts.kind_to_query else None
         if kind is None or not kind.asked:
@@ -57,8 +59,8 @@ class OtherRuns:
 
 
 def _mend_here(facts: RunFacts) -> None:
-    """Continue a lost run of this machine (whose processes were killed). An error is ignored, because the run's own
-    status reports it.
+    """Start a lost run of this machine again, whose processes were all killed, or write its end. An error is ignored,
+    because the run's own status reports it.
     """
     with contextlib.suppress(LaunchError, OSError):
         of_kind(facts.kind_to_query).mend([facts.attempt_dir])

@@ -1,5 +1,6 @@
 """The base class of a place where runs go, such as a cluster. A kind of place fills in five methods; all others have a
-default, which raises NotSupported or does nothing, as its docstring says.
+default, which raises NotSupported or does nothing, as its docstring says. An attempt is one start of a run there, and
+its intent the record, written before anything is started, by which it is started exactly once.
 
 No caller asks a kind for its name. One contract suite (tests/places/contract) runs over every kind.
 """
@@ -121,7 +122,7 @@ class Place(ABC):
     supports_reach = False  # `reach` can start a program beside the ranks of a node
     supports_tunnel = False  # `line_to` gives a connection to a node that can carry others
     lists_checkpoints = False  # `checkpoints` lists checkpoints on the machines of the run
-    most_in_order = 1  # number of runs of one submit, for `max_parallel`, that one job starts in order without an array
+    most_in_order = 1  # runs of one submit with `max_parallel` that one job starts one after another; 1: none
     most_files_at_once: int | None = None  # code files that a submit copies itself, not the supervisor; None: all
 
     # -- to be filled in
@@ -188,10 +189,11 @@ class Place(ABC):
         raise self.not_supported("a folder of runs on other machines")
 
     def warm_up(self, plan: "Plan", folder: Path) -> bool:
-        """Import in advance what this and similar runs of this process have in common; `folder` has their `code/`.
+        """Start a process that imports in advance what this and similar runs of this process have in common, and return
+        at once; `folder` has their `code/`.
 
-        Return False while the imports are under way, as it pays to wait for them; by default nothing is imported and
-        the result is True.
+        Return False while the imports are under way: a run that is started later starts faster. Return True once they
+        are done, or if nothing is imported, as by default.
         """
         return True
 

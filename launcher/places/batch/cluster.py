@@ -76,7 +76,9 @@ def _ignoring_full_disk() -> Iterator[None]:
 
 
 def _submit_unsubmitted(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
-    """Submit the attempt if it has not been submitted and the process that should have done so has ended."""
+    """Submit the attempt if it has no job, the process that should have submitted it has ended, and it was not meant
+    for another cluster than `here`.
+    """
     if not is_open(run, attempt):
         return
     handover = Handover.of(run, attempt)
@@ -137,7 +139,9 @@ def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> No
 
 
 def _record_answer(attempt: AttemptDir, answer: ClusterAnswer) -> None:
-    """Record the scheduler's answer, to be used when it does not answer or no longer shows how the job ended."""
+    """Record the scheduler's answer, to be used when the scheduler does not answer or no longer shows how the job
+    ended.
+    """
     before = readable(attempt.seen, ClusterAnswer)
     if (
         before is None

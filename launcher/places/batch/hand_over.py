@@ -1,5 +1,6 @@
 """Submit one attempt, or several runs' first attempts as an array, to a scheduler as one job, exactly once: the job
-carries a submit token, by which it is found if the submitter was killed.
+carries a submit token, by which it is found if the submitter was killed. A Handover names the attempts of one job, and
+their folder.
 
 intent (fsync) ─ lock ─ which cluster (fsync) ─ its client, which holds the lock too ─ job id (fsync) ─ unlock
 

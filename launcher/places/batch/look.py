@@ -1,5 +1,6 @@
 """Ask a scheduler about runs: one query for all, and one to its accounting for jobs that it no longer shows. Nothing is
-changed. In every function `now` is the current Unix time.
+changed. In every function `now` is the current Unix time, and an attempt's handle is the record of its job: the job's
+id and submit token.
 
 Work that a killed submitter left undone is completed by `mend`.
 """
@@ -161,8 +162,8 @@ def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> Clu
 
 
 def _answer_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterAnswer:
-    """Return the answer about one job. For a running job its text is empty, because it would hide what the run itself
-    reports.
+    """Return the answer about one job. Its text is the scheduler's about the job, but empty for a running job, because
+    it would hide what the run itself reports.
     """
     text = "" if job.phase is Phase.RUNNING else job.text
     if job.suspended:

@@ -80,7 +80,7 @@ class LocalCluster(Place):
         """Start a zygote for this and similar runs of this process to share: a process that imports torch and what else
         they need, and is then forked. `folder` has the runs' `code/`.
 
-        Return False while its imports are under way, as it pays to wait for them; else True.
+        Return False while its imports are under way; return True once they are done, or if no zygote is used.
         """
         return warm_up(plan, folder)
 

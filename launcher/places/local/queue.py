@@ -73,8 +73,8 @@ class TurnHere:
         return ""
 
     def _with(self, devices: tuple[str, ...]) -> Plan:
-        """Return the attempt's plan with the GPUs `devices`. If it differs from that plan, it is written for this and
-        later attempts.
+        """Return the attempt's plan with the GPUs `devices`, named as in CUDA_VISIBLE_DEVICES. If it differs from the
+        attempt's own plan, it is written for this and later attempts.
         """
         if not devices or (devices == self._machine.gpus and all(node.gpus is None for node in self._plan.nodes)):
             return self._plan

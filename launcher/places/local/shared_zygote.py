@@ -113,13 +113,13 @@ class SharedZygote:
         self._socket.close()
 
     def _say(self, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        """Send the zygote the message `words` together with the descriptors `fds`."""
+        """Send the zygote the message `words`, by key, together with the descriptors `fds`; do nothing if it has ended."""
         with contextlib.suppress(OSError):  # it has ended, which its stream shows too
             send_arguments(self._socket, words, fds)
 
     def _heard(self, within_s: float) -> str | None:
-        """Return the kind of the zygote's next message, or its reason if it refuses a request. Return None if no
-        message comes within `within_s`.
+        """Return the next message of the zygote: its kind, such as `ready` or `forked`, or, if the zygote refuses a
+        request, the reason as text. Return None if no message comes within `within_s`.
         """
         deadline = time.monotonic() + within_s
         while b"\n" not in self._unread:
@@ -162,8 +162,8 @@ _lending = _Lending()
 
 
 def warm_up(plan: Plan, folder: Path) -> bool:
-    """Start a zygote for this and similar runs of this process to share; `folder` has their `code/`. Return False while
-    its imports are under way, as it pays to wait for them; else True.
+    """Start a zygote for this and similar runs of this process to share, unless there is one; `folder` has their
+    `code/`. Return False while its imports are under way; return True once they are done, or if no zygote is used.
     """
     entry = plan.entry
     if _lending.hopeless or not entry.preload or plan.setup is not None or entry.kind == "command":

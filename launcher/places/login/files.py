@@ -1,5 +1,5 @@
 """Fetch files that a run behind a login node has written: logs and metrics as they grow, outputs, and chosen
-checkpoints.
+checkpoints. A Held names a checkpoint, and the files of it that a machine has.
 """
 
 import re

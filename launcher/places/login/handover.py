@@ -1,4 +1,5 @@
-"""Send attempts to a login node, which starts them once per submit token, however often the request is repeated.
+"""Send attempts to a login node, which starts them once per submit token, however often the request is repeated. A
+Handover is one such request: an attempt, or the first attempts of runs that were submitted together.
 
 An error before the request is sent raises NotStarted. After that the result is unknown until there is an answer, with
 which the attempt gets a handle or an end record.

@@ -61,8 +61,9 @@ def _asked(address: Address, request: Request, kind: type[T], timeout_s: float) 
 
 
 def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without: Collection[str]) -> T:
-    """Return the result of `work`. If the connection breaks, call `work` again with a new one, after growing pauses,
-    until these are used up; then raise Unreachable.
+    """Return the result of `work`. If the connection breaks, call `work` again with a new one, after pauses of 0.5, 2
+    and 5 seconds; then raise Unreachable. Raise it at once if there was no connection at all, or if the login node does
+    not answer.
 
     Variables named in `without` are kept from ssh.
     """

@@ -267,8 +267,8 @@ class GivePiece(msgspec.Struct, frozen=True, tag="give"):
     """
 
     run: RunId
-    step: int
-    kind: SaveKind
+    step: int  # of the checkpoint
+    kind: SaveKind  # of the checkpoint: step or best
     name: str  # of the file; "": the manifest
     at: Count
     role: str = ""  # a role other than the main one; "": the run
@@ -282,7 +282,7 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
     folder: str
     token: str
     manifest: bytes  # content of the checkpoint's MANIFEST.json
-    kind: SaveKind
+    kind: SaveKind  # of the checkpoint: step or best
     name: str  # of the file
     at: Count
     piece: bytes  # the bytes to store

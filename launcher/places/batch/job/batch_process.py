@@ -98,10 +98,11 @@ class JobEndRequests:
         return False
 
     def _time_left_s(self) -> float:
-        """Return the seconds until ranks should save their state. Return 0 if they should save now, or the scheduler
-        does not answer.
+        """Return the seconds from a warning signal until ranks should save their state, so that they are done before
+        the time limit.
 
-        A warning signal may come up to a minute early.
+        Return 0, for now, if the scheduler does not answer, or if the limit is more than two minutes further away: then
+        the signal announces a preemption.
         """
         try:
             jobs = self._queue.jobs([self._job], limit_s=ASK_S)
@@ -170,8 +171,9 @@ class BatchSupervisor(Strategy):
     _place: AgentPlace | None = None  # the standby that is to be the next attempt's agent on this node
 
     def supervise(self, go: BinaryIO) -> int:
-        """Run the attempts of this job's run, and return the exit code that the scheduler records. `go` is not read, as
-        a batch process starts at once.
+        """Run the attempts of this job's run, and return the exit code that the scheduler records. `go`, a pipe on
+        which other supervisors wait for a message from their starter, is closed unread, as a batch process starts at
+        once.
         """
         go.close()
         die_with(os.getppid())  # else Slurm's end of a job whose parent died would look like a user's

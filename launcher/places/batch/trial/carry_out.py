@@ -44,7 +44,9 @@ _FOR_TALKING = 0.4  # the part of the remaining time in which a node must answer
 
 
 def minutes(longest_s: float = math.inf) -> int:
-    """Return the time limit of the trial's job in whole minutes; `longest_s` is the partition's limit in seconds."""
+    """Return the time limit of the trial's job in whole minutes: three, or less if the partition's limit, `longest_s`
+    in seconds, is lower, but at least one.
+    """
     return int(max(1, min(_MINUTES, longest_s // 60)))
 
 
