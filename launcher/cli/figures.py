@@ -14,7 +14,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Return a size as text, such as `812 B` or `3.1 MB`."""
+    """Return a number of bytes as text, such as `812 B` or `3.1 MB`."""
     amount, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if amount < 1000 or unit == "TB":

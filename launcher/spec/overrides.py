@@ -25,7 +25,7 @@ Step = tuple[str, Kind | None]  # a key, and the kind of what stands there; None
 
 
 def apply(root: Mapping, overrides: Texts[str], job: Section = JOB) -> list[Problem]:
-    """Apply every override to the tree, and return a problem for each that cannot be applied."""
+    """Change the tree by every override, in place, and return a problem for each that cannot be applied."""
     gather = Gather()
     for text in overrides:
         try:
@@ -159,7 +159,7 @@ def _below(node: Mapping, key: str, kind: Kind | None) -> Mapping | Sequence | N
 
 def _with_added(entry: Entry | None, kind: Kind | None, value: Node) -> Node:
     """Return the value of `entry` (None: not set) with `value` added: an item, the items of a list, or more keys of a
-    mapping. An unset option that may be a list gets one.
+    mapping. `kind` is the kind of the option's value; an unset option that may be a list gets one.
 
     Raise Wrong for any other option that is no list or mapping.
     """

@@ -241,7 +241,9 @@ def problem_of(error: Exception, text: str) -> Problem:
 
 
 def _bad_start(text: str, place: yaml.Mark) -> Problem:
-    """Return the problem of a tab in the indentation, or of a character with which no value can begin."""
+    """Return the problem of the character at `place`: a tab in the indentation, or a character with which no value can
+    begin.
+    """
     char = text.split("\n")[place.line][place.column : place.column + 1]
     if char == "\t":
         return Problem(_mark(place), "a tab in the indentation", "indent with spaces", ("yaml",))

@@ -31,7 +31,8 @@ def control_character(text: str, *, lines: bool) -> str | None:
 def read_text(path: Path, file: str) -> str:
     """Return the file's text.
 
-    Raise BadInput if it cannot be read, and Wrong if it is not UTF-8 or too long; `file` is its name in messages.
+    Raise BadInput if it cannot be read, and Wrong if it is not UTF-8 or longer than 256 KiB; `file` is its name in
+    messages.
     """
     try:
         # Looked at first: opening a pipe would wait for its writer.
@@ -51,8 +52,8 @@ def read_text(path: Path, file: str) -> str:
 
 
 def check_text(text: str) -> list[Problem]:
-    """Return a problem for each of the first control characters in the text, or a single one for a byte order mark or
-    for its length.
+    """Return a problem for each of the first 1000 control characters in the text. Return a single problem if it begins
+    with a byte order mark, or is longer than 256 KiB.
     """
     if text.startswith("\ufeff"):
         hint = "save it as UTF-8 without a byte order mark"

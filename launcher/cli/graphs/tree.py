@@ -60,7 +60,7 @@ def graph_page(graph: Graph, fresh_s: float = 0.0) -> tuple[list[str], State]:
 
 
 def heading(graph_id: str, state: State) -> str:
-    """Return the first line of the page about a graph."""
+    """Return the first line of the page about a graph: its id and state, in the state's colour."""
     return paint(f"{graph_id} {state}", state_colour(state))
 
 

@@ -123,7 +123,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _view(runs: Sequence[api.Run]) -> str:
     """Return the part of the board's address that opens these runs: one, or several to compare; "" for all runs.
 
-    Raise BadInput if there are too many to compare.
+    Raise BadInput if there are more than 20.
     """
     if len(runs) > _MOST_COMPARED:
         raise BadInput(f"expected at most {_MOST_COMPARED} runs to compare, got {len(runs)}")
@@ -132,7 +132,9 @@ def _view(runs: Sequence[api.Run]) -> str:
 
 
 def _this_machine() -> str:
-    """Return the address at which the user's ssh client reached this machine, or `this-machine` if it is not known."""
+    """Return the address at which the user's ssh client reached this machine, by $SSH_CONNECTION, which must be set;
+    return `this-machine` if its value has another form than usual.
+    """
     words = os.environ["SSH_CONNECTION"].split()
     return safe(words[2]) if len(words) == 4 else "this-machine"
 

@@ -133,9 +133,8 @@ def _rows(table: Table) -> Iterator[list[str]]:
 
 
 def _packages(table: Table) -> list[list[str]]:
-    """Return the table rows of packages, those that training depends on first.
-
-    Further ones than fit on a screen are only counted.
+    """Return the table rows of packages, those that training depends on first. Only 20 packages have a row; a last row
+    counts the others, if there are any.
     """
     names = sorted(table, key=lambda name: (not name.startswith(_FIRST), name))
     rows = [*_rows({name: table[name] for name in names[:_FEW_PACKAGES]})]

@@ -249,7 +249,7 @@ def _write_csv(measured: dict[str, Rows]) -> None:
 
 
 def _curves(measured: dict[str, Rows], names: Sequence[str]) -> list[str]:
-    """Return the lines of a plot for each of the metrics, with a curve per run."""
+    """Return the lines of a plot for each of the metrics in `names`, with a curve per run."""
     width, height = size(sys.stdout)
     found = []
     for name in names:
@@ -268,7 +268,7 @@ def _quality_metric(measured: dict[str, Rows]) -> list[str]:
 
 
 def _curves_of(measured: dict[str, Rows], name: str) -> dict[str, Curve]:
-    """Return {run: its points (step, value)} for one metric; a run without it has no points."""
+    """Return {run: its points (step, value)} for the metric `name`; a run without it has no points."""
     return {
         run_id: [(step, row[name]) for step, row in rows.items() if name in row] for run_id, rows in measured.items()
     }
@@ -288,7 +288,7 @@ def _painted(lines: list[list[tuple[str, str]]], curves: dict[str, Curve]) -> li
 
 
 def _draw(measured: dict[str, Rows], names: Sequence[str], file: Path) -> None:
-    """Draw the curves with matplotlib into a file.
+    """Draw the metrics in `names` into a picture file with matplotlib, with a curve per run.
 
     Raise BadInput if matplotlib is not installed or the file cannot be written.
     """

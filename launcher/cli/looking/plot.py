@@ -61,7 +61,8 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 def _cells(
     curves: Mapping[str, Curve], frame: tuple[float, float, float, float], width: int, height: int
 ) -> list[list[tuple[str, str]]]:
-    """Return the rows of the plot: for each character (text, name of the curve or "").
+    """Return the rows of the plot, `width` characters wide and `height` lines high: for each character (text, name of
+    the curve or "").
 
     `frame` is (left, right, low, high) of the values that the plot spans.
     """

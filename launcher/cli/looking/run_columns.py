@@ -86,7 +86,7 @@ def with_about(row: RunRow) -> RunRow:
 
 
 def cell(row: RunRow, column: str, now: float) -> str:
-    """Return the text of a cell at the Unix time `now`, up to which durations count, or `-`.
+    """Return the text of a cell, or `-` if it has none; durations of active runs count up to the Unix time `now`.
 
     A column that the table does not define is the name of an argument of the script or of a metric.
     """

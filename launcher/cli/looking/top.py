@@ -90,7 +90,9 @@ def _watch(parts: Sequence[api.Part]) -> None:
 
 
 def _tables(parts: Sequence[api.Part], statuses: Sequence[RunStatus]) -> list[str]:
-    """Return the lines of a table for each part, and for each active role of it below the role's name."""
+    """Return the lines of a table for each part (its status is at the same place in `statuses`), and for each active
+    role of it below the role's name.
+    """
     now, lines = time.time(), list[str]()
     for part, status in zip(parts, statuses, strict=True):
         roles = {f"{part.name}/{name}": one for name, one in status.roles.items() if not one.state.ended}

@@ -167,7 +167,9 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def _folded(text: str) -> list[str]:
-    """Return the text as lines that fit beside the first columns of the terminal; as one line without a terminal."""
+    """Return the text as lines that fit into the last column of the findings on the terminal; as one line without a
+    terminal.
+    """
     if not is_terminal(sys.stdout):
         return [text]
     room = max(_LEAST_ROOM, min(_READABLE, size(sys.stdout)[0]) - _LEVEL_WIDTH - _ABOUT_WIDTH)

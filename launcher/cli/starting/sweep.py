@@ -222,7 +222,9 @@ def _best(sweep: "Sweep", *, as_json: bool) -> int:
 
 
 def _how_to_get_weights(sweep: "Sweep", run: str) -> str:
-    """Return text on how to get the weights of the run; or its log, if it has no checkpoint of the trainer."""
+    """Return text with the command that writes the weights of the run `run` to a file; if it has no checkpoint of the
+    trainer, return text with the command that shows its log.
+    """
     from launcher.apps.sweeps.folder import SweepDir  # late: likewise
     from launcher.run.layout import RunDir  # late: only for this
     from launcher.status.checkpoints import kept  # late: likewise

@@ -72,5 +72,5 @@ def child_texts(node: ET.Element, name: str) -> list[str]:
 
 
 def number(text: str) -> float | None:
-    """Return the number in the text, or None if the text is not a plain number."""
+    """Return the number in the text, or None if the text is not digits, with or without a decimal point."""
     return float(text) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{0,15})?", text.strip()) else None

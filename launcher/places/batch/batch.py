@@ -95,8 +95,8 @@ def nodes_asked(plan: "Plan", each: int = 1) -> str:
 
 
 def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
-    """Return how many seconds before its time limit a run is warned: `wanted_s`, but at most half of the limit (None
-    for no limit), and never less than a fixed minimum.
+    """Return how many seconds before its time limit a run is warned: `wanted_s`, but at most half of the limit and at
+    least ten seconds. `limit_s` is the limit; None, for no limit, means `wanted_s`.
     """
     return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
 

@@ -281,7 +281,8 @@ def phase_of(state: str) -> Phase:
 
 
 def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
-    """Return the jobs in the output of `qstat -g t -u` (`listed`), with details from that of `qstat -j`.
+    """Return the jobs in the output of `qstat -g t -u` (`listed`), with details from the output of `qstat -j`
+    (`detailed`).
 
     Raise Unreachable if the output is damaged, because a job left out would seem to have ended. A job that ended
     between the two queries is left out, because without its token it could be taken for any run's.
@@ -304,7 +305,9 @@ def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
 
 
 def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: Sequence[str]) -> QueuedJob:
-    """Return the job from its rows of `qstat -g t`, its details, and the scheduler's messages about it."""
+    """Return the job whose id is `name`, from its rows of `qstat -g t`, its details, and the scheduler's messages about
+    it.
+    """
     masters_first = sorted(rows, key=lambda row: child_text(row, "master") != "MASTER")
     names = (child_text(row, "queue_name").rpartition("@")[2] for row in masters_first)
     hosts, state = ",".join(dict.fromkeys(filter(None, names))), child_text(masters_first[0], "state")
@@ -359,7 +362,7 @@ def _ended_at(record: Mapping[str, str]) -> float:
 
 def read_hosts(text: str, gpu: str = "gpu") -> list[ExecHost]:
     """Return the hosts in the output of `qhost -q -F GPU -xml`, which shows how many GPUs are free, not how many there
-    are.
+    are; `gpu` is the resource name for GPUs.
     """
     return [_host(host, gpu) for host in read_xml(CALLED, text).iter("host") if host.get("name") != "global"]
 

@@ -273,13 +273,15 @@ class LoginDisk:
         return ask(self.address, AskStock(self.there, self.checkpoint, self.role), list[Held], timeout_s=_STOCK_S)
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
-        """Call `take` with the bytes of a checkpoint's file as they arrive, and return its result; an empty name stands
-        for the manifest.
+        """Call `take` with the bytes of the file `name` of the checkpoint `wanted` as they arrive, and return its
+        result; an empty name stands for the manifest.
         """
         return take(self._pieces(wanted, name))
 
     def _pieces(self, wanted: Held, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a checkpoint's file, one piece for each request."""
+        """Yield the bytes of the file `name` of the checkpoint `wanted`, one piece for each request; an empty name
+        stands for the manifest.
+        """
         at, piece = 0, b" " * PIECE_BYTES
         while len(piece) == PIECE_BYTES and (name or at < _MOST_MANIFEST):
             request = GivePiece(self.there, wanted.step, wanted.kind, name, at, self.role)
@@ -288,8 +290,8 @@ class LoginDisk:
             at += len(piece)
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Send the file `name` of a checkpoint to the login node, for the run with the submit token. `pieces` yields
-        its `size` bytes; `manifest` is the content of the checkpoint's manifest.
+        """Send the file `name` of the checkpoint `wanted` to the login node, for the run with the submit token.
+        `pieces` yields its `size` bytes; `manifest` is the content of the checkpoint's manifest.
         """
         at = 0
         for piece in pieces:

@@ -55,7 +55,9 @@ def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) 
 
 
 def _asked(address: Address, request: Request, kind: type[T], timeout_s: float) -> T:
-    """Send the request over one connection, and return the answer."""
+    """Send the request over one connection, and return the answer. Raise Broken if the connection ends before that, and
+    Unreachable if there is none or no answer comes within `timeout_s`.
+    """
     with line_to(address) as line:
         return line.ask(request, kind, timeout_s=timeout_s)
 

@@ -29,8 +29,9 @@ def sbatch_finding(path: str | None, version: str | None) -> Finding:
 
 
 def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], client: str | None) -> Iterable[Finding]:
-    """Yield findings about the controllers: which hosts' controllers are `up`, how long an answer took, and whether
-    their version fits that of sbatch, `client` (None: unknown).
+    """Yield findings about the controllers: how long an answer took (`took_s`), whether sbatch, whose version is
+    `client` (None: unknown), is newer than they are, and which are down; `up` tells by host whether its controller is
+    up.
     """
     where = "".join(f" on {host}" for host, well in up.items() if well)
     text = f"cluster {config.cluster or '?'}{where} answers in {took_s * 1000:.0f} ms, version {config.version or '?'}"
@@ -202,7 +203,7 @@ def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None
     """Return the finding about accounting: `kept` is the configuration's value (None if not shown), `said` sacct's
     error or "" if it answers.
 
-    `min_job_age_s` is for how long Slurm itself shows ended jobs.
+    `min_job_age_s` is for how long Slurm itself shows ended jobs, None if it does not show that.
     """
     known = "" if min_job_age_s is None else f" for {time_words(min_job_age_s)} (MinJobAge)"
     lost = f"how a job ended that left no word in its run's folder is known{known} only"
@@ -215,8 +216,8 @@ def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None
 
 
 def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
-    """Return the finding about MinJobAge, for how long Slurm shows jobs that have ended; `accounting` is True if sacct
-    shows them longer.
+    """Return the finding about MinJobAge, for how long Slurm shows jobs that have ended (None: Slurm does not show it);
+    `accounting` is True if sacct shows them longer.
     """
     if min_job_age_s is None:
         return warning("MinJobAge", "Slurm does not say how long it knows of ended jobs", _ASK)

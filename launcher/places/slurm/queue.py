@@ -123,7 +123,8 @@ class SlurmSystem(BatchSystem):
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
         """Return the whole batch script for sbatch, with the submit token. Its early output goes to `where`, the folder
-        of the run or of an array. Nodes in `avoid` are excluded, unless too few would be left for the job.
+        of the run or of an array. Nodes in `avoid` are excluded, except those without which the job would not have as
+        many nodes as it needs.
         """
         bearable, dependency = self._avoidable(plan, avoid), dependency_of(plan.awaited)
         return script.script_of(plan, submit_token, where, bearable, dependency, expedites=self.expedites)

@@ -128,7 +128,7 @@ class Nodes(Leaf, frozen=True):
 
 
 def _range(low: int, high: int) -> NodeRange:
-    """Return the range of nodes from `low` to `high`; raise Unfit if its ends are exchanged or it is too large."""
+    """Return the range of nodes from `low` to `high`; raise Unfit if `low` is above `high`, or `high` above 100,000."""
     if low > high:
         raise Unfit(f"write {high}..{low}", f"expected a range that goes up, got {low}..{high}")
     if high > _MOST_NODES:

@@ -81,9 +81,9 @@ class Choice(Leaf, frozen=True):
 
 
 def _text_of(scalar: Scalar, *, lines: bool) -> str:
-    """Return the scalar as text; raise Unfit if it is null, has control characters or is too long.
+    """Return the scalar as text; raise Unfit if it is null, has control characters or more than 4096 bytes.
 
-    With `lines`, newlines and tabs are allowed.
+    With `lines`, newlines and tabs are allowed, and 120,000 bytes.
     """
     text = scalar.text
     if scalar.is_null:

@@ -237,7 +237,9 @@ def _identity(text: str) -> tuple[str, tuple[str, int] | None]:
 
 
 def _job_id(text: str) -> str:
-    """Return the id, checked to be safe in a command line; raise ValueError if it is not."""
+    """Return the id unchanged; raise ValueError if it does not have the form of a Slurm job's id, because a command
+    could take it for something else.
+    """
     if JOB_ID.fullmatch(text) is None:
         raise ValueError(f"expected the id of a Slurm job, got {text!r}")
     return text
