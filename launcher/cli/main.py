@@ -253,8 +253,8 @@ def _hint_to_move(file: object) -> str:
 
 
 def _refuse_relative_home() -> None:
-    """Raise BadInput if HOME, or the variable in its place, is relative: the user's files would depend on the working
-    folder.
+    """Raise BadInput if the home folder, or $XDG_STATE_HOME or $XDG_CONFIG_HOME in its place, is a relative path: the
+    user's files would depend on the working folder.
     """
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         said = os.environ.get(name)

@@ -51,7 +51,7 @@ class GraphMember:
     state: State  # of the whole graph
     step: str  # its name
     needs: tuple[str, ...]  # names of steps
-    branch: str  # lines to draw before the step's name
+    branch: str  # strokes to draw before the step's name
     place: int  # the step's line in the tree
 
 

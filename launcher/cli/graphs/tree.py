@@ -16,11 +16,11 @@ from launcher.status.derive import RunStatus, duration_s, state_text
 
 _HEADS = ("STEP", "RUN", "STATE", "PROGRESS", "RESTARTS", "DURATION", "WHY")
 _LESS = ("RESTARTS", "PROGRESS", "DURATION", "RUN", "WHY")
-Branches = dict[str, str]  # the lines in front of each step, by the steps' names, in the order of the tree
+Branches = dict[str, str]  # the strokes in front of each step, by the steps' names, in the order of the tree
 
 
 def branches(needs: Mapping[str, Sequence[str]]) -> Branches:
-    """Return {step: the lines to draw before its name}, in the order of the tree.
+    """Return {step: the strokes, such as `│  └─ `, to draw before its name}, in the order of the tree.
 
     `needs` lists the steps that each step needs; a step comes after those in it.
     """
@@ -32,7 +32,7 @@ def branches(needs: Mapping[str, Sequence[str]]) -> Branches:
 
 
 def _drawn(below: dict[str | None, list[str]], above: str | None, indent: str) -> Iterator[tuple[str, str]]:
-    """Yield (step, the lines to draw before its name) for each step below `above` (None: for the topmost steps), and
+    """Yield (step, the strokes to draw before its name) for each step below `above` (None: for the topmost steps), and
     for those below it.
 
     `below` has the steps below each step, and `indent` is drawn before all of them.
@@ -66,7 +66,7 @@ def heading(graph_id: str, state: State) -> str:
 
 def graph_facts(graph: Graph) -> dict[str, object]:
     """Return the facts about a graph as `--json` prints them: `graph` (its id), `graph_dir`, `state`, and `steps`, a
-    dict for each.
+    list of dicts with the keys `step` (its name), `needs`, `run` and `status`.
     """
     steps = graph.steps()
     told = [{"step": one.name, "needs": one.needs, "run": one.run, "status": _facts(one.status)} for one in steps]

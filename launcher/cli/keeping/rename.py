@@ -29,8 +29,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def checked_name(one: api.Run, name: str | None) -> str | None:
-    """Return `name` unchanged; raise BadInput if its form is wrong, or if another run has it as id or name. None and ""
-    are accepted.
+    """Return `name` unchanged, as a new name for the run `one`. Raise BadInput unless it consists of a-z, 0-9, _ and -
+    as ids do, if it is `last`, or if another run has it as id or name. None and "" are accepted.
     """
     if name and (name == LAST or not is_run_id(name)):
         raise BadInput(f"expected a name of a-z, 0-9, _ and -, got {name[:100]!r}")

@@ -33,7 +33,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def tag_word(text: str) -> str:
-    """Return an option's text as a tag; raise ArgumentTypeError if a tag cannot have this form."""
+    """Return an option's text unchanged if it can be a tag: letters, digits and . : / = + - _; raise ArgumentTypeError
+    for any other text.
+    """
     if not _TAG.fullmatch(text):
         raise argparse.ArgumentTypeError(f"expected a tag of letters, digits and . : / = + - _, got {text!r}")
     return text

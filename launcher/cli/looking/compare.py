@@ -101,7 +101,9 @@ def _tables(found: Comparison) -> list[str]:
 
 
 def _widest(runs: int) -> int:
-    """Return the width of a cell with which all runs fit on the terminal, or a fixed one if there is no terminal."""
+    """Return the width in characters of a cell with which the columns of `runs` runs fit on the terminal, at least 12;
+    60 if there is no terminal.
+    """
     return max(12, size(sys.stdout)[0] // (runs + 1) - 2) if is_terminal(sys.stdout) else _WIDEST
 
 

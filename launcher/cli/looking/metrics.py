@@ -206,8 +206,8 @@ def _summaries(measured: dict[str, Rows]) -> list[str]:
 
 
 def _fitted(table: Sequence[Sequence[str]]) -> list[str]:
-    """Return the table's lines, without the last metrics if the terminal has no room for them; print how many were left
-    out.
+    """Return the lines of a table whose first row has the heads and whose first two columns are no metrics. If the
+    terminal has no room for all metrics, leave out the last ones, and print on stderr how many.
     """
     cells = [[safe(cell) for cell in row] for row in table]
     fixed, names = cells[0][:2], cells[0][2:]
@@ -231,7 +231,9 @@ def best_text(figure: Figure | None) -> str:
 
 
 def _plain(rows: Rows) -> Iterator[dict[str, float | str]]:
-    """Yield the rows with NaN and infinities as text, because JSON has neither."""
+    """Yield a dict for each row: `step`, and what the row has by name, with NaN and infinities as text, because JSON
+    has neither.
+    """
     for step, row in rows.items():
         yield {STEP: step} | {name: value if math.isfinite(value) else repr(value) for name, value in row.items()}
 
@@ -275,7 +277,9 @@ def _curves_of(measured: dict[str, Rows], name: str) -> dict[str, Curve]:
 
 
 def _painted(lines: list[list[tuple[str, str]]], curves: dict[str, Curve]) -> list[str]:
-    """Return the lines of a plot with the curves in colours, or as letters without, and a legend below."""
+    """Return the lines of a plot, as `plot` returns them, as text: the curves in colours, or as letters without, and a
+    legend below. A single curve has neither.
+    """
     names = [*curves]
     if len(names) == 1:
         return ["".join(text for text, _ in line).rstrip() for line in lines]

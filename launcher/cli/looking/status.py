@@ -180,7 +180,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lacking_notes() -> Iterator[str]:
-    """Yield lines about what the table lacks: steps that have not started, and runs that another HOME lists."""
+    """Yield lines about what the table lacks: steps that have not started, and runs of this project that were submitted
+    with another $HOME.
+    """
     for graph in known_graphs():
         if steps := missing_of(graph):
             names = ", ".join(step.name for step in steps)
@@ -190,7 +192,9 @@ def _lacking_notes() -> Iterator[str]:
 
 
 def _status_of(ref: str) -> RunStatus:
-    """Return the status of the one run that `ref` names, even if only another HOME lists it."""
+    """Return the status of the one run that `ref` names; raise NoSuchRun if there is none. Of a run of this project
+    that was submitted with another $HOME, return the recorded status.
+    """
     try:
         return api.run(ref).status()
     except NoSuchRun:

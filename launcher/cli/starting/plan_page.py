@@ -39,7 +39,9 @@ def plan_page(plan: Plan, code: CodeList, preview: Preview | None = None) -> lis
 
 
 def _role(plan: Plan) -> tuple[str, ...]:
-    """Return the table row of a role other than the main one; each rank that restarts alone has a row."""
+    """Return the table row of a role other than the main one, given the plan of the role, or of a single rank of it if
+    each restarts alone.
+    """
     name = posixpath.basename(plan.run_dir)
     ranks = figures.count(plan.ranks_per_node * plan.nodes_max, "rank")
     if plan.one_machine:
@@ -126,7 +128,7 @@ def _environment(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _largest(code: CodeList) -> list[tuple[str, ...]]:
-    """Return the rows (size, path) of the largest files of code."""
+    """Return the rows (size, path) of the five largest files of code."""
     largest = sorted(code.files, key=lambda entry: (-entry.size, entry.path))[:_LARGEST]
     return [(figures.size(entry.size), safe(entry.path)) for entry in largest]
 

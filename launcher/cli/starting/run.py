@@ -185,16 +185,19 @@ def _spec(options: argparse.Namespace, place: _Place) -> str:
 
 
 def _restarts(most: str) -> list[str]:
-    """Return options of `recovery`, as YAML, that allow `most` restarts for each cause that a program can have."""
+    """Return entries of the spec's `recovery`, each as YAML, that allow `most` restarts for every cause that lies in
+    the program, such as an exception or a hang.
+    """
     usual = Recovery().no_progress
     causes = [f"{cause}: {most}" for cause in _OF_PROGRAMS]
     return [*causes, f"no_progress: {most}"] if usual is not None and int(most) > usual else causes
 
 
 def _script(program: str, folder: Path) -> str:
-    """Return the script's path relative to `folder`, in which ranks start.
+    """Return the path of the script `program`, which is relative to the current directory, relative to `folder`, in
+    which ranks start.
 
-    Raise BadInput if the script does not exist or is not below it.
+    Raise BadInput if the script does not exist or is not below `folder`.
     """
     file = Path(program)
     if not file.is_file():

@@ -80,7 +80,9 @@ def _text_of(file: Path) -> bytes:
 
 
 def _option(call: ast.Call) -> ScriptOption | None:
-    """Return the option that a call of `add_argument` declares, or None if a spec cannot set it."""
+    """Return the option that a call of `add_argument` declares. Return None if a spec cannot set it: one without a long
+    name, one that prints help or a version, or one whose name no key can have.
+    """
     names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     long = [name for name in names if name.startswith("--")]
     if not names or (names[0].startswith("-") and not long):
@@ -103,7 +105,9 @@ def _constant(node: ast.expr | None) -> object:
 
 
 def _written(node: ast.expr | None) -> str | None:
-    """Return a default value as a spec writes it, or None if it is no constant or a spec cannot have it."""
+    """Return a default value as a spec writes it, or None if it is no literal in the text, or neither a truth value, a
+    number, a text nor a list of these.
+    """
     if node is None:
         return None
     try:

@@ -100,7 +100,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_started(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
-    """Print the ids of the started runs or, with --json, their ids and folders: an object if `one`, else a list."""
+    """Print the ids of the started runs, which are given as (id, folder), or with --json their ids and folders: an
+    object if `one`, else a list.
+    """
     if options.json:
         said = [StartedRun(run_id, path) for run_id, path in runs]
         print(to_json(said[0] if one else said), flush=True)

@@ -259,7 +259,9 @@ def _run_folder() -> Path | None:
 
 
 def _asking_folder() -> Path:
-    """Return the folder for the file with the token, which other users cannot read."""
+    """Return the folder for the file with the token, which other users cannot read: the run's, or one of the user's
+    state if this process is not a rank. It need not exist.
+    """
     return _run_folder() or registry.state_folder() / "serving"
 
 
@@ -284,9 +286,8 @@ def _report(address: str) -> None:
 
 
 def _token(options: argparse.Namespace, kept: Path | None) -> str | None:
-    """Return the token that callers need, or None if anyone may call (--public).
-
-    A restarted rank reads its earlier token from the file `kept`; it is None in a process that is no rank.
+    """Return the token that callers need, or None if anyone may call (--public). It is read from the file of
+    --token-file, else, in a rank that has restarted, from the file `kept` (None: there is none), else it is new.
     """
     from launcher.apps.serving.how_to_ask import read_token  # late: for this command alone
 

@@ -113,7 +113,7 @@ class SharedZygote:
         self._socket.close()
 
     def _say(self, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        """Send the zygote the message `words`, by key, together with the descriptors `fds`; do nothing if it has ended."""
+        """Send the zygote the message `words` together with the descriptors `fds`; do nothing if it has ended."""
         with contextlib.suppress(OSError):  # it has ended, which its stream shows too
             send_arguments(self._socket, words, fds)
 
