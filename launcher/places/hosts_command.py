@@ -123,7 +123,7 @@ def _run(asked: HostsCommand, about: str, limit_s: float) -> bytes:
 
 
 def _is_too_much(*files: IO[bytes]) -> bool:
-    """Return whether the command has written more to one of the files than is accepted."""
+    """Return whether the command has written more than 1 MiB to one of the files."""
     return any(os.fstat(file.fileno()).st_size > _MOST_BYTES for file in files)
 
 

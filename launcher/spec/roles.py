@@ -106,7 +106,10 @@ def _relation_problems(root: Mapping, roles: Values[str, Role]) -> Iterator[Prob
 def _colocation_problems(
     root: Mapping, roles: Values[str, Role], specs: Values[str, JobSpec | None]
 ) -> Iterator[Problem]:
-    """Yield a problem for each role whose `colocate` names a role on whose nodes it cannot be."""
+    """Yield a problem for each role whose `colocate` names a role on whose nodes it cannot be: an unknown one, one that
+    has no nodes of its own, or one with fewer nodes. Also yield one if the main role (the first, if none is main) has
+    `colocate`.
+    """
     for name, role in roles.items():
         other, key, mark = role.colocate, (_KEY, name, "colocate"), _mark(root, name, "colocate")
         if other is None:
@@ -171,8 +174,8 @@ def _with_full_key(root: Mapping, problem: Problem) -> Problem:
 
 
 def _port_problems(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
-    """Yield a problem for a port that a role does not have, and for one whose variable would be that of another
-    role.
+    """Yield a problem for each role whose `ready` names a port that the role does not have, and for each role one of
+    whose ports would get the environment variable of another role.
     """
     for name, role in roles.items():
         port = role.ready.port if role.ready is not None else False

@@ -67,7 +67,8 @@ def submit_tokens_in(text: str) -> frozenset[str]:
 
 
 def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
-    """Return the only command of a batch script: it starts the batch process, which supervises the run in this job.
+    """Return the only command of a batch script for the batch system `kind`: it starts the batch process, which
+    supervises the run in this job.
 
     `where` is the run's folder, or the folder that lists an array's runs. With `guarded` a small process is started
     that restarts the batch process if it is killed.
@@ -343,8 +344,8 @@ class BatchSystem(ABC):
     def start_again(  # noqa: B027 - doing nothing is the default
         self, plan: "Plan", job: str, avoid: Sequence[str], delay_s: float | None = None
     ) -> None:
-        """Change a waiting job so that it starts, if the plan's other options allow it, on nodes that are not in
-        `avoid`; by default nothing is changed.
+        """Change a waiting job so that it starts on nodes that are not in `avoid`, unless that would leave it fewer
+        nodes than it needs; by default nothing is changed.
 
         With `delay_s` the job is just being requeued: it also starts only after that time, and the call returns at
         once, before the scheduler has applied the change.
@@ -457,8 +458,8 @@ def meanings(table: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
 
 
 def in_plain_words(message: str, table: Iterable[tuple[re.Pattern[str], str]], called: str) -> str:
-    """Return the meaning of a batch system's message by the table, or the message itself as a quotation of `called`; ""
-    for an empty message.
+    """Return the meaning of a batch system's message by the table. If it has none, return the message itself as what
+    the batch system says, by its name `called`; return "" for an empty message.
     """
     message = message.strip()[:_LONGEST]  # the patterns would take minutes for a longer one
     found = ((sign.search(message), words) for sign, words in table)
@@ -466,8 +467,8 @@ def in_plain_words(message: str, table: Iterable[tuple[re.Pattern[str], str]], c
 
 
 def script_of(kind: str, directives: Iterable[str], where: Path, limit_s: float | None, warn_s: float) -> str:
-    """Return a batch script with these directives, whose job reads its environment from a file; `where` is the run's
-    folder, or the folder that lists an array's runs.
+    """Return a batch script with these directives, whose job reads its environment from a file. `kind` is the kind of
+    batch system, and `where` the run's folder, or the folder that lists an array's runs.
 
     A timer in the job sends it a warning `warn_s` before its time limit `limit_s` (None for no limit).
     """

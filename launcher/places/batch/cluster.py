@@ -268,7 +268,7 @@ class BatchCluster(Place):
 
 
 def _host_now(host: ExecHost, jobs: Sequence[QueuedJob]) -> HostNow:
-    """Return a host as `launch hosts` shows it, with the user's jobs on it."""
+    """Return a host as `launch nodes list` shows it, with the user's jobs on it."""
     there = tuple(job.id for job in jobs if job.phase is Phase.RUNNING and host.name in job.hosts.split(","))
     state = "unknown" if not host.up or host.drains else "taken" if host.used else "free"
     free = host.free_gpus if host.up else None

@@ -177,7 +177,9 @@ def rule_of(pe: str | None) -> str | None:
 
 
 def _last_line(answer: Answer) -> str:
-    """Return the last line of a command's output that carries a message."""
+    """Return the last line of a command's error output, or of its stdout if that is empty, without qsub's own phrases,
+    or text that there is none.
+    """
     lines = [line.strip() for line in (answer.err or answer.out).splitlines() if line.strip() not in ("", "Exiting.")]
     return lines[-1].removeprefix("Unable to run job: ") if lines else "it does not say why"
 

@@ -214,7 +214,7 @@ def _topmost(pids: Sequence[int]) -> list[ProcessId]:
 
 
 def _wait_until_gone(process: ProcessId, timeout_s: float) -> None:
-    """Wait up to `timeout_s` until the process has ended."""
+    """Wait until the process has ended, but no longer than `timeout_s`."""
     handle = open_process(process.pid)
     if handle is None:
         return

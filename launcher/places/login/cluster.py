@@ -111,7 +111,7 @@ class LoginCluster(Place):
         waiting.release(run, attempt)
 
     def most_together(self) -> int:
-        """Return a large number: the login node itself divides the runs into jobs that its cluster accepts."""
+        """Return 10,000, in effect no limit: the login node itself divides the runs into jobs that its cluster accepts."""
         return _MANY
 
     def preview(self, plan: Plan) -> Preview:

@@ -86,8 +86,8 @@ def is_there(attempt: AttemptDir) -> bool:
 
 
 def bring_logs(run: RunDir) -> None:
-    """Copy new logs and metrics; do nothing once the run has ended and all were copied, or if this process did so a
-    moment ago. Raise LaunchError if no login node answers and none were copied before.
+    """Copy new logs and metrics. Do nothing once the run has ended and all were copied, or if this process did so
+    within the last half second. Raise LaunchError if no login node answers and none were copied before.
     """
     end = read_record(last_attempt(run).end, AttemptEnd)
     now = time.monotonic()

@@ -1,5 +1,5 @@
 """This process's connections to login nodes: they stay open between questions, all nodes are asked at once, and one
-that did not answer is not asked again for a while. `kind` is the type in which an answer is decoded.
+that did not answer is not asked again for 30 seconds. `kind` is the type in which an answer is decoded.
 """
 
 import atexit

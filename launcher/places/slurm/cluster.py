@@ -106,7 +106,7 @@ class SlurmCluster(BatchCluster):
 
 
 def _now(node: Node, jobs: Sequence[QueuedJob]) -> HostNow:
-    """Return a node as `launch hosts` shows it, with the user's jobs on it."""
+    """Return a node as `launch nodes list` shows it, with the user's jobs on it."""
     there = tuple(job.id for job in jobs if job.phase is Phase.RUNNING and is_in_hostlist(node.name, job.hosts))
     state = "unknown" if not node.takes_jobs else "taken" if node.taken_cpus or node.taken_gpus else "free"
     reason = f": {node.reason}" if node.reason else ""

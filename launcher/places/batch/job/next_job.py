@@ -99,11 +99,11 @@ class NextJob:
                 return self._again_or_anew(attempt, end, lost=bool(lost or unfit))
 
     def _fate_once_put_back(self, attempt: AttemptDir, fate: Fate) -> Fate:
-        """Return `fate`, or, if the scheduler may by itself requeue the job at the head of its queue, wait for that and
-        return what happened to the job.
+        """Return `fate` at once if the scheduler never requeues the job by itself. Otherwise wait, for as long as that
+        may take, until it has requeued the job at the head of its queue or the job ends, and return what happened to
+        the job.
 
-        A new job would come last in the queue. The result is still RUNS if the scheduler does not find the node
-        lost.
+        A new job would come last in the queue. The result is still RUNS if the scheduler does not find the node lost.
         """
         within_s = self._queue.puts_back_within_s(self._plan, self._job)
         if within_s is None:

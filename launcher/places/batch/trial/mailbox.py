@@ -67,8 +67,8 @@ def file_of(node: str, number: int) -> str:
 
 
 def read_end(path: Path) -> bytes | None:
-    """Return the last bytes of a file, at most as many as an answer may have, or None if it does not exist. Its folder
-    is listed first, because a network disk then shows new files.
+    """Return the last million bytes of a file, or None if it does not exist. Its folder is listed first, because a
+    network disk then shows new files.
     """
     try:
         if path.name not in os.listdir(path.parent):
