@@ -95,7 +95,9 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _mesh(plan: Plan) -> list[tuple[str, str]]:
-    """Return the rows on which ranks share layers (tensor parallel) and which stages (pipeline parallel) they have."""
+    """Return rows (name, text) that tell which ranks share layers (tensor parallel) and which stages ranks have
+    (pipeline parallel); an empty list if neither is used.
+    """
     tp, pp, ranks = tensor_parallel(plan.entry.args), pipeline_parallel(plan.entry.args), plan.ranks_per_node
     rows = [("mesh", crosses_nodes(tp, ranks) or groups_of_node(tp, ranks))] if tp > 1 else []
     return rows + ([("stages", stages_of_ranks(pp, ranks * plan.nodes_max))] if pp > 1 else [])

@@ -194,8 +194,7 @@ def _restarts(most: str) -> list[str]:
 
 
 def _script(program: str, folder: Path) -> str:
-    """Return the path of the script `program`, which is relative to the current directory, relative to `folder`, in
-    which ranks start.
+    """Return the path, relative to `folder`, of the script that the user calls `program`; ranks start in `folder`.
 
     Raise BadInput if the script does not exist or is not below `folder`.
     """
@@ -264,8 +263,8 @@ def _count(text: str) -> str:
 
 
 def _number(text: str, most: int, wanted: str) -> str:
-    """Return the text if it is a number from 1 to `most`; raise ArgumentTypeError, whose message has `wanted`, if
-    not.
+    """Return the text unchanged if it is a number from 1 to `most`; else raise ArgumentTypeError with the message that
+    `wanted` is expected.
     """
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
         raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")

@@ -109,7 +109,7 @@ class Phase(StrEnum):
     RUNNING = "running"  # it has its nodes, even if it is suspended
     ENDING = "ending"  # processes may still live; after that it has ended or is queued again
     ENDED = "ended"  # for good
-    UNKNOWN = "unknown"
+    UNKNOWN = "unknown"  # the scheduler shows a state that has no other phase
 
 
 class QueuedJob(msgspec.Struct, frozen=True):

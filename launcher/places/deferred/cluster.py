@@ -32,7 +32,7 @@ _DEFERRED_START = "launcher.submission.deferred_start:DeferredStart"
 class DeferredCluster(Place):
     """The place where an attempt waits on this machine.
 
-    `there` is the cluster to which the run will go, which describes its nodes; None if that does not matter.
+    `there` is the cluster to which the run will go, which describes its nodes; None if no caller asks for these.
     """
 
     kind = DEFERRED

@@ -335,10 +335,11 @@ def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: S
 
 
 def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
-    """Return the job in the newest record of `qacct -j` that is no older than `since` in any time zone, or None if
-    there is none; ids repeat after ten million jobs.
+    """Return the job in the newest record of the output of `qacct -j`, or None if it has none that ended at `since`
+    (Unix time) or later; job ids repeat after ten million jobs. As records have no time zone, one counts if it could
+    have ended so late in any time zone.
 
-    If the batch process left no end record, only a limit that Grid Engine enforced can explain the end.
+    For a run without an end record the job counts as lost, unless Grid Engine ended it at its time limit.
     """
     records = map(read_settings, reversed(re.split(r"^=+$", text, flags=re.MULTILINE)))
     known = (record for record in records if JOB_ID.fullmatch(record.get("jobnumber", "")))

@@ -154,8 +154,8 @@ def end_here(
 
 
 def _stop(supervisors: Sequence[ProcessId], timeout_s: float) -> None:
-    """Send SIGTERM to the supervisors on this machine, and wait until all have exited, which they do after the grace
-    period of their ranks, or `timeout_s` has passed.
+    """Send SIGTERM to the supervisors on this machine. Wait until all have exited, which they do after the grace period
+    of their ranks, but no longer than `timeout_s`.
     """
     asked = [supervisor for supervisor in supervisors if signal_process(supervisor, signal.SIGTERM)]
     deadline = time.monotonic() + timeout_s

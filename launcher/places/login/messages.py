@@ -262,8 +262,8 @@ class AskStock(msgspec.Struct, frozen=True, tag="stock"):
 
 
 class GivePiece(msgspec.Struct, frozen=True, tag="give"):
-    """A request for bytes of a checkpoint's file from offset `at` on, or of its manifest if `name` is empty; the answer
-    is empty at the end. → bytes
+    """A request for up to 8 MiB of a checkpoint's file from offset `at` on, or of its manifest if `name` is empty; the
+    answer is empty at the end. → bytes
     """
 
     run: RunId

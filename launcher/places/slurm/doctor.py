@@ -102,7 +102,9 @@ def _accounting_problem(config: site.Config) -> str:
 
 
 def _shape(chosen: Sequence[nodes.Partition], known: Sequence[nodes.Node]) -> Shape:
-    """Return the resources that all usable nodes of the chosen partitions have in common; `known` are all nodes."""
+    """Return the resources that all nodes of the chosen partitions that take jobs have in common; `known` are all
+    nodes.
+    """
     names = {partition.name for partition in chosen}
     able = [node for node in known if node.partition in names and node.takes_jobs]
     return Shape(
