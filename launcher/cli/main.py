@@ -129,7 +129,9 @@ def _group_help(group: str) -> str:
 
 
 def _run(argv: list[str]) -> int:
-    """Run a command, a command of a group, or `help`; return the exit code."""
+    """Run a command, a command of a group, or `help`; return the exit code. Raise BadInput for a word that is no
+    command, and what the command raises.
+    """
     if argv[:1] == ["help"] and len(argv) > 1:
         if argv[1:] == ["spec"] or not _is_command(argv[1:]):
             from launcher.cli.topics import show  # late: nothing else looks at pages
@@ -168,7 +170,8 @@ def _is_command(words: list[str]) -> bool:
 
 
 def _verb(group: str, argv: list[str]) -> int:
-    """Run the command of the group `group` that `argv` begins with; return its exit code.
+    """Run the command of the group `group` that `argv` begins with; return its exit code. Raise BadInput if the group
+    has no such command.
 
     If `argv` is empty or asks for help, print the group's help.
     """

@@ -314,7 +314,9 @@ class _Defaults(Struct, frozen=True):
         return f"a mapping of options as in {self.key} of a spec"
 
     def parse(self, node: Node) -> tuple[tuple[str, str], ...]:
-        """Return the options as overrides of a spec, (path, YAML text) of each; raise Wrong with every problem."""
+        """Return the options as overrides of a spec, (path, YAML text) of each, or an empty tuple if the node is no
+        mapping; raise Wrong with every problem.
+        """
         self.section.parse(node)
         return tuple(_written(self.key, node)) if isinstance(node, Mapping) else ()
 
@@ -342,7 +344,7 @@ class _ByKind(Struct, frozen=True):
         return "a mapping with kind"
 
     def parse(self, node: Node) -> ClusterEntry:
-        """Return the entry, parsed by the options of its kind."""
+        """Return the entry, parsed by the options of its kind; raise Wrong with every problem."""
         if isinstance(node, Unusable):
             raise Wrong
         ours = _ours_with_entries()
@@ -384,7 +386,7 @@ def _ours_with_entries() -> list[str]:
 
 def _pool(kind: str, said: Mapping) -> ClusterEntry:
     """Return the entry of a pool of hosts of this kind, whose mapping in the file is `said`: its options are those of a
-    spec under the kind's name.
+    spec under the kind's name. Raise Wrong with its problems.
     """
     if OPTIONS_OF[kind] is SSH and isinstance(hosts := said.find("hosts"), Entry) and isinstance(hosts.value, Mapping):
         return _pool_by_command(kind, said, hosts.value)
@@ -396,8 +398,8 @@ def _pool(kind: str, said: Mapping) -> ClusterEntry:
 
 
 def _pool_by_command(kind: str, said: Mapping, hosts: Mapping) -> ClusterEntry:
-    """Return the entry of a pool whose hosts a command prints. `said` is the entry's mapping in the file, `hosts` the
-    one within it that names the command.
+    """Return the entry of a pool whose hosts a command prints; raise Wrong with every problem. `said` is the entry's
+    mapping in the file, `hosts` the one within it that names the command.
     """
     gather = Gather()
     command = gather.take("hosts", HOSTS_COMMAND.parse, hosts)
@@ -411,8 +413,8 @@ def _pool_by_command(kind: str, said: Mapping, hosts: Mapping) -> ClusterEntry:
 
 
 def _queue(kind: str, said: Mapping) -> ClusterEntry:
-    """Return the entry of a batch cluster, of which `said` is the mapping in the file. With `login` the cluster is
-    behind a login node, to which the defaults for the spec are then sent.
+    """Return the entry of a batch cluster, of which `said` is the mapping in the file; raise Wrong with every problem.
+    With `login` the cluster is behind a login node, to which the defaults for the spec are then sent.
     """
     value: _QueueEntry = _queue_section(kind).parse(said)
     if value.login is None:
@@ -455,7 +457,9 @@ def _written(path: str, node: Mapping) -> Iterator[tuple[str, str]]:
 
 
 def _as_yaml(node: Node) -> str:
-    """Return a value as one line of YAML that reads back as the same value."""
+    """Return a value as one line of YAML that reads back as the same value; raise TypeError for a node that could not
+    be read.
+    """
     if isinstance(node, Scalar):
         bare = node.plain and _PLAIN.fullmatch(node.text) is not None
         return node.text if bare else _quoted(node.text)

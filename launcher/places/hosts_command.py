@@ -98,7 +98,10 @@ def _hosts_in_lines(text: str) -> Sequence:
 
 def _run(asked: HostsCommand, about: str, limit_s: float) -> bytes:
     """Return the command's output. It runs in a session of its own, so that all its processes can be ended after
-    `limit_s`; `about` begins error messages.
+    `limit_s`.
+
+    Raise Unreachable if it fails or runs too long, and BadInput if it cannot be started or prints more than 1 MiB;
+    messages begin with `about`.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:

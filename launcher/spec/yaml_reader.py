@@ -68,7 +68,9 @@ class _Builder(Struct):
     nodes: int = 0
 
     def event(self, event: yaml.Event) -> None:
-        """Extend the tree by one event of the parser."""
+        """Extend the tree by one event of the parser. Raise Wrong for a second document, for more than 10,000 values,
+        and for nesting more than 20 deep.
+        """
         if isinstance(event, yaml.NodeEvent):
             self._node(event)
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -78,7 +80,9 @@ class _Builder(Struct):
             raise Wrong(Problem(self._mark(event), "a second document begins here", hint, ("yaml",)))
 
     def _node(self, event: yaml.NodeEvent) -> None:
-        """Add a scalar or an alias to the tree, or open a list or mapping."""
+        """Add a scalar to the tree, or Unusable for an alias, or open a list or mapping. Raise Wrong for the value
+        after 10,000, or for nesting more than 20 deep.
+        """
         mark = self._mark(event)
         self.nodes += 1
         if self.nodes > MAX_NODES:

@@ -109,7 +109,7 @@ class _Alarms:
         os.close(self._ring)
 
     def rung(self) -> list[int]:
-        """Return the numbers of the signals that have arrived since the last call."""
+        """Return the numbers of the signals that have arrived since the last call, an empty list if there are none."""
         with contextlib.suppress(BlockingIOError):
             return [number for number in os.read(self.fd, 512) if number in self._NUMBERS]
         return []

@@ -88,7 +88,7 @@ def _is_deleted(one: api.Run, kept: KeptRemote) -> bool:
 
 def say_what_stays(runs: Sequence[api.Run], told: Sequence[KeptRemote]) -> int:
     """Print which machines still store a part of a run, judging by their reports in `told`, and which of the `runs` are
-    therefore still listed; return the exit code.
+    therefore still listed. Return the exit code: OK if no machine stores any, else UNREACHABLE.
     """
     stays = [one for one in told if one.silent or one.live]
     for one in stays:

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    """Write the chosen runs as a page in a folder; return the exit code."""
+    """Write the chosen runs as a page in a folder; return the exit code. Raise BadInput if no run is chosen."""
     from launcher.apps.board.export import export_page  # late: a page that is served does without
 
     runs = [*dict.fromkeys(map(api.run, options.runs))]
@@ -87,7 +87,9 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    """Serve the board until Ctrl-C; return the exit code."""
+    """Serve the board until Ctrl-C; return the exit code. Raise BadInput if a package that the board needs is not
+    installed.
+    """
     from launcher.apps.web.keys import Keys, origin, page_address  # late: secrets, likewise
     from launcher.apps.web.listening import in_address, is_loopback, listen  # late: sockets, for this command alone
 

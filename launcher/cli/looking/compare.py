@@ -146,7 +146,7 @@ def _packages(table: Table) -> list[list[str]]:
 
 
 def _text(value: Value) -> str:
-    """Return a value as the text of a cell, on one line."""
+    """Return a value as the text of a cell, on one line; `-` for None."""
     return "-" if value is None else " ".join(str(value).split()) or '""'
 
 

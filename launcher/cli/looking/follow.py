@@ -23,7 +23,8 @@ _BARS = 4
 def follow(run: Run, choice: LogChoice | None = None) -> int:
     """Print the run's log until it has ended, then how it ended; return the run's exit code.
 
-    `choice` selects lines of the log (None: all). With Ctrl-C, only following ends.
+    `choice` selects lines of the log (None: all). Ctrl-C ends only the following, with the exit code INTERRUPTED; the
+    run continues.
     """
     footer = Footer(sys.stderr)
     try:
@@ -40,7 +41,9 @@ def follow(run: Run, choice: LogChoice | None = None) -> int:
 
 
 def follow_all(runs: Sequence[Run]) -> int:
-    """Follow the runs one after the other; return the exit code of the first one that failed, else OK."""
+    """Follow the runs one after the other; return the exit code of the first one that failed, else OK. Ctrl-C ends
+    this, with the exit code INTERRUPTED.
+    """
     codes = list[int]()
     for run in runs:
         print(f"--- {run.id}", file=sys.stderr)

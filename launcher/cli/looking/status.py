@@ -238,7 +238,9 @@ def _table(rows: list[RunRow], options: argparse.Namespace) -> Table:
 
 
 def _whole(row: RunRow) -> dict[str, object]:
-    """Return a run's status, labels and position in a graph as `--json` prints them."""
+    """Return a run's status, labels and position in a graph as `--json` prints them: the fields of the status, those of
+    `about` if it is filled in, and `graph` if the run is a step.
+    """
     said = {**msgspec.structs.asdict(row.status), **(msgspec.structs.asdict(row.about) if row.about else {})}
     member = row.member
     if member is None:
@@ -247,7 +249,9 @@ def _whole(row: RunRow) -> dict[str, object]:
 
 
 def _run_facts(status: RunStatus) -> dict[str, object]:
-    """Return a run's status, labels, goodput and times as `--json` prints them."""
+    """Return a run's status, labels, goodput and times as `--json` prints them: those of `_whole`, `goodput`, and
+    `spent_s` with seconds by what they were spent on.
+    """
     from launcher.status.life import read_life  # late: the table of runs does without
 
     life = read_life(status, time.time())

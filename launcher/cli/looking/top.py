@@ -102,7 +102,9 @@ def _tables(parts: Sequence[api.Part], statuses: Sequence[RunStatus]) -> list[st
 
 
 def _plain(status: RunStatus) -> dict[str, object]:
-    """Return the newest samples of a run as `--json` prints them."""
+    """Return the newest samples of a run as `--json` prints them: `state`, `step`, `rate`, `last_rank`, and in `nodes`
+    a dict for each node.
+    """
     hosts = {node.node: node.host for node in status.nodes}
     nodes = [{"host": hosts.get(load.node, ""), **msgspec.structs.asdict(load)} for load in status.loads]
     return {

@@ -50,7 +50,9 @@ def refuse_without_collectives(options: argparse.Namespace) -> None:
 
 
 def run_collectives(options: argparse.Namespace) -> int:
-    """Measure the collectives of a cluster, print the report, and return the exit code: not OK if it has problems."""
+    """Measure the collectives of a cluster, print the report, and return the exit code: not OK if it has problems.
+    Raise BadInput for an option that does not go with --collectives.
+    """
     from launcher.apps.collectives.measuring import SIZES, collectives  # late: a check-up submits nothing
     from launcher.apps.collectives.page import write_page  # late: likewise
     from launcher.apps.collectives.tables import problems  # late: likewise

@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def trust(names: Sequence[str], fingerprints: Sequence[str]) -> int:
-    """Trust the SSH keys of the hosts in `names`, and of all hosts of the pools in `names`; return the exit code.
+    """Trust the SSH keys of the hosts in `names`, and of all hosts of the pools in `names`; return the exit code. Raise
+    BadInput if `names` is empty.
 
     A key whose fingerprint is in `fingerprints` is not asked about.
     """

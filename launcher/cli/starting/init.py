@@ -84,9 +84,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_skill(*, overwrite: bool) -> int:
-    """Write the skill for coding agents into the project: a page and a script; return the exit code.
+    """Write the skill for coding agents into the project: a page and a script; return the exit code. Raise Refused if a
+    file cannot be written.
 
-    Existing files that differ are replaced only with `overwrite`.
+    Existing files that differ are replaced only with `overwrite`; without it, raise BadInput before anything is
+    written.
     """
     from launcher.submission.project import project_of  # late: only for this
 
@@ -154,7 +156,7 @@ def _for_script(script: str, file: Path) -> str:
 
 def _write_schema(file: Path) -> None:
     """Write the JSON Schema of specs to `file`, and let git ignore the folder that contains it; create the folder if it
-    does not exist.
+    does not exist. Raise Refused if that fails.
     """
     made = not file.parent.exists()
     try:

@@ -60,7 +60,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _resume_graph(graph: Graph, options: argparse.Namespace) -> int:
-    """Resume the runs of a graph's steps, start those that are missing, and return the exit code."""
+    """Resume the runs of a graph's steps, start those that are missing, and return the exit code. Raise BadInput for
+    options that only a single run can have.
+    """
     if options.on is not None or options.overrides or options.without:
         run = graph.runs()[0].id if graph.runs() else "RUN"
         hint = f"hint: those of one step are changed by its own run, as in `launch resume {run} --set ...`"

@@ -155,7 +155,9 @@ def _refuse_stray(options: argparse.Namespace) -> None:
 
 
 def _begin(options: argparse.Namespace) -> int:
-    """Start a sweep and return the exit code."""
+    """Start a sweep and return the exit code. Raise BadInput if the first argument names no file, or is followed by
+    another.
+    """
     from launcher.apps.sweeps.sweep import sweep as begin  # late: it reads YAML
 
     _refuse_no_spec(options.what)
@@ -236,7 +238,9 @@ def _how_to_get_weights(sweep: "Sweep", run: str) -> str:
 
 
 def _plot(sweep: "Sweep", options: argparse.Namespace) -> int:
-    """Draw the sweep in the terminal or into a picture file; return the exit code."""
+    """Draw the sweep in the terminal or into a picture file; return the exit code. Raise BadInput for a kind of picture
+    that a terminal cannot show.
+    """
     if options.out is not None:
         left_out = sweep.plot(options.out, [options.kind] if options.kind else [])
         for line in left_out if not options.json else ():
@@ -347,8 +351,8 @@ def _table(sweep: "Sweep", trials: "Sequence[TrialNote]") -> list[list[str]]:
 
 
 def _steps(sweep: "Sweep", one: "TrialNote") -> str:
-    """Return a trial's steps as text, such as `120/200`, from its run or, if that was deleted, from the sweep's
-    record.
+    """Return a trial's steps as text, such as `120/200`, from its run or, if that was deleted, from the sweep's record;
+    `-` if there are none.
     """
     from launcher.apps.sweeps.folder import SweepDir  # late: likewise
     from launcher.run.durable import readable  # late: only for this

@@ -233,7 +233,8 @@ class BatchSystem(ABC):
         """
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
-        """Submit the script once and return the job's id; raise NotStarted if the job is refused.
+        """Submit the script once and return the job's id. Raise NotStarted if the job is refused, and LaunchError if it
+        was accepted but the output has no id.
 
         The submitting command gets the variables `environ`, and inherits `lock`, the descriptor of a lock file, so that
         the lock is held as long as it lives. By default the job reads its environment from a file.
@@ -369,7 +370,8 @@ class BatchSystem(ABC):
 
     @property
     def warnings(self) -> tuple[int, ...]:
-        """Return the signals, besides SIGTERM, that announce that the job will lose its nodes.
+        """Return the signals, besides SIGTERM, that announce that the job will lose its nodes; an empty tuple if the
+        scheduler sends none.
 
         They may arrive on every host of the job; only the batch process acts on them.
         """

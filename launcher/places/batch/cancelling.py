@@ -94,7 +94,7 @@ class Cancelling:
 
     def _unreachable_hosts(self) -> tuple[str, ...]:
         """Return a line about each of the attempt's hosts that the scheduler reports as down, as processes may still
-        run there.
+        run there; an empty tuple if the scheduler does not answer.
         """
         plan = readable(self._attempt.plan, Plan)
         hosts = [node.host for node in plan.nodes if node.host] if plan is not None else []
@@ -113,8 +113,8 @@ class Cancelling:
 
     @contextlib.contextmanager
     def _no_submit_under_way(self) -> Iterator[None]:
-        """Hold the attempt's submit lock during the body if its job is unknown, so that no process submits it; wait for
-        one that is submitting it now.
+        """Hold the attempt's submit lock during the body if its job is unknown, so that no process submits it. Wait for
+        a process that is submitting it now; raise Unreachable if that takes longer than a submit may.
         """
         intent = readable(self._attempt.intent, Intent)
         lock = BatchDir(Path(intent.batch)).lock if intent is not None and intent.batch else self._attempt.job_lock

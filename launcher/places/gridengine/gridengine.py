@@ -245,8 +245,9 @@ def _slots_of_a_host(plan: Plan, rule: str | None) -> int:
 
 
 def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
-    """Return the request for GPUs, which is divided by the slots per host (by the allocation rule `rule`) because Grid
-    Engine counts resources per slot. Raise BadInput if it cannot be divided.
+    """Return the request for GPUs as {resource name: number}, an empty dict for a plan without GPUs. The number is
+    divided by the slots per host (by the allocation rule `rule`), because Grid Engine counts resources per slot. Raise
+    BadInput if it cannot be divided.
     """
     gpus, slots = plan.gpus_per_node, _slots_of_a_host(plan, rule)
     if gpus % slots:

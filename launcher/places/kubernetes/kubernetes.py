@@ -91,9 +91,9 @@ class KubernetesSystem(BatchSystem):
         return json.dumps(job_set(plan, submit_token, where), indent=2) + "\n"
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
-        """Submit the manifest in the file `script` and return the JobSet's name; raise NotStarted if Kubernetes refuses
-        it, as it does a second one with that name. kubectl gets the variables `environ`, and inherits the descriptor
-        `lock` of a lock file.
+        """Submit the manifest in the file `script` and return the JobSet's name. Raise NotStarted if Kubernetes refuses
+        it, as it does a second one with that name, and LaunchError if kubectl prints no name. kubectl gets the
+        variables `environ`, and inherits the descriptor `lock` of a lock file.
         """
         argv, text = ["kubectl", "create", "-f", "-", "-o", "name"], script.read_text()
         answer = ask(argv, limit_s=SUBMIT_S, environ=environ, stdin=text, pass_fds=[lock])

@@ -47,8 +47,8 @@ class LocalCluster(Place):
         return this_machine(os.environ)
 
     def queue_problems(self, spec: JobSpec, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem if the spec's `queue.slots` asks for more cores than this machine has. Runs can wait for
-        anything here.
+        """Return a problem if the spec's `queue.slots` asks for more cores than this machine has, else an empty list.
+        Runs can wait for anything here.
         """
         cpus, queue = this_machine(os.environ).cpus, spec.queue
         if queue.slots <= cpus:

@@ -111,7 +111,7 @@ class LoginCluster(Place):
         waiting.release(run, attempt)
 
     def most_together(self) -> int:
-        """Return 10,000, in effect no limit: the login node itself divides the runs into jobs that its cluster accepts."""
+        """Return 10,000, in effect no limit: the login node divides the runs into jobs that its cluster accepts."""
         return _MANY
 
     def preview(self, plan: Plan) -> Preview:
@@ -223,7 +223,8 @@ class LoginCluster(Place):
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
         """Start the program that serves one request about the node's ranks, and return the connection to it, which
-        `launch _inside` on the login node relays in both directions.
+        `launch _inside` on the login node relays in both directions. Raise Refused if the run was not sent to its login
+        node yet.
         """
         whole, role = run.whole, ""
         if whole != run:

@@ -119,10 +119,10 @@ def _bring(run: RunDir) -> dict[str, LaunchError]:
 
 
 def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
-    """Copy new logs and metrics from one login node; `here` has the size in bytes of each file on this machine.
+    """Copy new logs and metrics from one login node; `here` has the size in bytes of each file on this machine. Raise
+    LaunchError for data that were not requested, and Unreachable if there is more than can be fetched at once.
 
-    If attempts on other machines may have metrics files of the same names, the attempt's number is added to the
-    names.
+    If attempts on other machines may have metrics files of the same names, the attempt's number is added to the names.
     """
     mark = f".a{remote.first:04d}.jsonl" if remote.first > 1 else ".jsonl"
     known = {

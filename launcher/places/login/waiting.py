@@ -24,7 +24,7 @@ _USUAL = QueueOptions()
 
 def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
     """Return a problem for each queue option, and each run to wait for, that the cluster behind the login node does not
-    support.
+    support; an empty list if it supports all.
     """
     if queue == _USUAL:
         return []

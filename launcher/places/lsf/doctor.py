@@ -32,7 +32,7 @@ class LsfDoctor(BatchDoctor):
     words = WORDS
 
     def site(self) -> str:
-        """Return LSF's version and cluster, by lsid."""
+        """Return the name of the LSF cluster, by lsid; raise Unreachable if lsid does not show it."""
         if not (name := LsfSystem().site()):
             raise Unreachable("lsid does not say which cluster this is")
         return name

@@ -82,7 +82,7 @@ class LsfSystem(BatchSystem):
     most_in_array = 1000  # LSF's default of MAX_JOB_ARRAY_SIZE
 
     def site(self) -> str:
-        """Return the name of the LSF cluster."""
+        """Return the name of the LSF cluster, or "" if lsid does not show it."""
         found = re.search(r"^My cluster name is (\S+)", ask(["lsid"]).out, re.MULTILINE)
         return found[1] if found else ""
 
@@ -195,7 +195,9 @@ def _records(text: str) -> list[Mapping[str, Any]]:
 
 
 def _job(one: Mapping[str, Any], now: float) -> QueuedJob:
-    """Return the job in a record of bjobs; `now` is the current time, to which the time left of its limit is added."""
+    """Return the job in a record of bjobs; `now` is the current time, to which the time left of its limit is added.
+    Raise Unreachable if the record has no job id.
+    """
     found = _JOB_ID.fullmatch(_text(one, "JOBID"))
     if found is None:
         raise Unreachable(

@@ -116,8 +116,9 @@ class PbsSystem(BatchSystem):
         return [job for job in self._shown(ids, "-x") if job.phase is Phase.ENDED]
 
     def _shown(self, ids: Sequence[str], *more: str, limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return those of the jobs `ids` that PBS shows, by qstat with the options `more`. One that has just ended
-        makes qstat fail, but is only left out of the result.
+        """Return those of the jobs `ids` that PBS shows, by qstat with the options `more`. A job that has just ended
+        makes qstat fail, but is only left out of the result; raise Unreachable if it fails for another reason, or takes
+        longer than `limit_s`.
         """
         if not ids:
             return []

@@ -51,8 +51,8 @@ def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], c
 def partition_findings(
     partitions: Sequence[Partition], rules: Mapping[str, PartitionRules], nodes: Sequence[Node], wanted: str | None
 ) -> Iterable[Finding]:
-    """Yield a table of all partitions with their `rules` (by name) and nodes, and problems of the partitions in
-    `wanted` (separated by commas) or, for None, of Slurm's default.
+    """Yield a finding with a table of all partitions, their `rules` (by name) and nodes, then a finding for each
+    problem of the partitions in `wanted` (separated by commas) or, for None, of Slurm's default.
     """
     yield ok("partitions", str(len(partitions)), _table(partitions, rules, nodes))
     known = {partition.name: partition for partition in partitions}

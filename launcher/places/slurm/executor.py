@@ -39,12 +39,12 @@ class SbatchExecutor(SlurmExecutor):
         return self._command
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        """Return the sbatch command for this script."""
+        """Return the sbatch command for the script in the file `submission_file_path`."""
         return ["sbatch", "--parsable", str(submission_file_path)]
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        """Return the job's id from sbatch's output."""
+        """Return the job's id from `string`, sbatch's output; raise LaunchError if it has none."""
         text = string if isinstance(string, str) else string.decode(errors="replace")
         job = read_submitted(text)
         if job is None:
@@ -56,8 +56,8 @@ class SbatchExecutor(SlurmExecutor):
         return str(self._make_submission_file_text(self._submitit_command_str, ""))
 
     def hand_over(self, script: Path, environ: Mapping[str, str], lock: int, *, limit_s: float) -> str:
-        """Submit a script that is on disk, with the variables `environ`, and return the job's id. Raise Unreachable
-        after `limit_s`; submitit itself would wait for ever.
+        """Submit a script that is on disk, with the variables `environ`, and return the job's id. Raise NotStarted if
+        Slurm refuses it, and Unreachable after `limit_s`; submitit itself would wait for ever.
 
         The sbatch process inherits `lock`, a descriptor, so that the lock is held while it lives.
         """

@@ -35,11 +35,12 @@ def options(
     *,
     expedites: bool = False,
 ) -> dict[str, str | bool]:
-    """Return sbatch's long options for the plan, without their dashes.
+    """Return sbatch's long options for the plan, without their dashes; an option without a value is True. Raise
+    ValueError if a value has characters that cannot stand in a script's line.
 
     `output` is the file for the batch process's output; `hosts_to_avoid` are excluded; `dependency` is the value of
-    --dependency, or ""; `expedites` adds the option by which Slurm, after the loss of a node, requeues the job at
-    once, as the first in the queue.
+    --dependency, or ""; `expedites` adds the option by which Slurm, after the loss of a node, requeues the job at once,
+    as the first in the queue.
     """
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
     fewest, most = plan.nodes_min, plan.nodes_max

@@ -183,7 +183,7 @@ class Shorthand(Struct, frozen=True):
 
     @property
     def _kind(self) -> Leaf:
-        """The kind of the option that the scalar sets."""
+        """The kind of the option that the scalar sets; TypeError is raised if that cannot be written as a scalar."""
         kind = self.section.by_key[self.key].kind
         if not isinstance(kind, Leaf):
             raise TypeError(f"{self.key} cannot be written as a scalar")
