@@ -142,7 +142,7 @@ def is_pool(kind: str) -> bool:
 
 
 def named_pools() -> dict[str, ClusterEntry]:
-    """Return every pool that the clusters file names, by name."""
+    """Return every pool that the clusters file names, by name; raise BadInput with every problem of the file."""
     return {name: place for name, place in named_clusters().items() if is_pool(place.kind)}
 
 

@@ -46,7 +46,7 @@ def takes_rank(arguments: Arguments) -> None:
 
 def run_beside_rank(options: argparse.Namespace, argv: "list[str]") -> int:
     """Run a command on the node, and in the environment, of the rank that the options name; return the command's exit
-    code.
+    code. Raise Refused if the rank does not run.
     """
     one, rank = only_part_of(api.run(options.run), options.role, options.rank)
     window = window_here()

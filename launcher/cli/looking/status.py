@@ -311,7 +311,9 @@ def _run_page(one: api.Run) -> tuple[list[str], bool]:
 
 
 def _whole_table(options: argparse.Namespace) -> tuple[list[str], bool]:
-    """Return (the lines of the table and its note, whether all runs in it have ended)."""
+    """Return (the lines of the table and its note, whether all runs in it have ended). Raise BadInput for a column that
+    no run has.
+    """
     rows = _rows(options, api.WATCH_S)
     shown = _table(rows, options)
     notes = [shown.note] if shown.note else []

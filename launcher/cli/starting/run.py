@@ -165,7 +165,9 @@ def _place(options: argparse.Namespace) -> _Place:
 
 
 def _spec(options: argparse.Namespace, place: _Place) -> str:
-    """Return the text of the spec that these options stand for; an option that the spec lacks has its default."""
+    """Return the text of the spec that these options stand for; an option that the spec lacks has its default. Raise
+    BadInput if the script does not exist or is not below the folder in which ranks start.
+    """
     lines = [f"name: {scalar(options.name or job_name(options.program))}", "run:"]
     if options.no_python:
         lines.append(f"  command: {flow([options.program, *options.words])}")

@@ -388,7 +388,7 @@ class BatchSystem(ABC):
     def hosts(self) -> dict[str, str]:
         """Return the address of each host of the job by the host's name, the batch process's own host first.
 
-        The address is the batch system's, or the one to which the name resolves.
+        The address is the batch system's, or the one to which the name resolves; raise LaunchError if there is neither.
         """
         file = Path(os.environ.get(self.hosts_variable) or "/nonexistent")  # or one that another job has left behind
         names = [line.split()[0] for line in file.read_text().splitlines()] if file.is_file() else [self.this_host()]

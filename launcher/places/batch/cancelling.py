@@ -49,12 +49,16 @@ class Cancelling:
             raise Unreachable(*error.lines, hint) from error
 
     def _end_jobs_without_new_submits(self) -> CancelReport:
-        """Hold off every process that might submit the run, end its jobs, and return the report."""
+        """Hold off every process that might submit the run, end its jobs, and return the report. Raise Unreachable if
+        the scheduler does not answer, or a submit under way takes too long.
+        """
         with self._no_submit_under_way():
             return self._end_all()
 
     def _end_all(self) -> CancelReport:
-        """End the run's jobs, older ones first, wait until they are gone, and return the report."""
+        """End the run's jobs, older ones first, wait until they are gone, and return the report. Raise Unreachable if
+        the scheduler does not answer, a job does not end within a minute, or the newest job may be another run's.
+        """
         job, submit_token = self._job()
         others = self._others(job)
         for one in others:  # of older attempts: left over, or requeued late
@@ -132,9 +136,10 @@ class Cancelling:
             time.sleep(_STEP_S)
 
     def _job(self) -> tuple[QueuedJob | None, str]:
-        """Return (the attempt's job or None, its submit token or "" if it is unknown).
+        """Return (the attempt's job or None, its submit token or "" if it is unknown). By the token a job is found even
+        if its submitter was killed before it recorded the id.
 
-        By the token a job is found even if its submitter was killed before it recorded the id.
+        Raise Unreachable if the scheduler does not answer, or if several jobs may be the attempt's.
         """
         jobs = self._queue.jobs()
         handle = readable(self._attempt.handle, Handle)

@@ -59,8 +59,8 @@ class BatchDoctor(ABC):
         return all_findings(self._site(request), self.words, request, tell)
 
     def _site(self, request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
-        """Yield findings about the scheduler and its hosts; return how to submit a trial, or None if none is
-        possible.
+        """Yield findings about the scheduler and its hosts; return how to submit a trial, or None if no host answers.
+        Raise Unreachable if the scheduler does not answer.
         """
         yield ok(self.words.server, f"{self.site()} answers")
         system, chosen = self.words.queue(), request.chosen

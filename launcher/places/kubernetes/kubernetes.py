@@ -86,7 +86,8 @@ class KubernetesSystem(BatchSystem):
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - a cordoned node is avoided by Kubernetes
         """Return the JobSet's manifest as JSON, with the submit token, for the run in the folder `where`. Kubernetes
-        itself avoids nodes, so that `avoid` is not used.
+        itself avoids nodes, so that `avoid` is not used. Raise BadInput if the spec lacks an option that is needed, or
+        pods could not see the folder.
         """
         return json.dumps(job_set(plan, submit_token, where), indent=2) + "\n"
 

@@ -123,8 +123,8 @@ class LsfSystem(BatchSystem):
         return JobStart(self.name_of(job, index - 1), index - 1) if index else JobStart(job, None)
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - LSF has one name for GPUs, and a queue's hosts may be groups of groups
-        """Return all hosts, by bhosts; `queue` and `gpu` are not used, as a queue's hosts may be groups of groups, and
-        LSF has one name for GPUs.
+        """Return all hosts, by bhosts; raise Unreachable if there is no answer within `limit_s`. `queue` and `gpu` are
+        not used, as a queue's hosts may be groups of groups, and LSF has one name for GPUs.
         """
         answers = (ask(["bhosts", "-o", fields, "-json"], limit_s=limit_s) for fields in _HOST_FIELDS)
         return read_hosts(next((answer.out for answer in answers if answer.code == 0), ""))

@@ -57,7 +57,8 @@ class SbatchExecutor(SlurmExecutor):
 
     def hand_over(self, script: Path, environ: Mapping[str, str], lock: int, *, limit_s: float) -> str:
         """Submit a script that is on disk, with the variables `environ`, and return the job's id. Raise NotStarted if
-        Slurm refuses it, and Unreachable after `limit_s`; submitit itself would wait for ever.
+        Slurm refuses it, LaunchError if sbatch prints no id, and Unreachable after `limit_s`; submitit itself would
+        wait for ever.
 
         The sbatch process inherits `lock`, a descriptor, so that the lock is held while it lives.
         """

@@ -1,4 +1,6 @@
-"""The command lines of squeue, sacct, scontrol and sbatch about jobs, and the parsing of their output."""
+"""The command lines of squeue, sacct, scontrol and sbatch about jobs, and the parsing of their output. Functions for a
+command that changes a job raise ValueError if the job's id has another form than Slurm's.
+"""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,6 @@
-"""The command lines of scontrol and sinfo about nodes and partitions, and the parsing of their output."""
+"""The command lines of scontrol and sinfo about nodes and partitions, and the parsing of their output. Functions for a
+command about named hosts raise ValueError for a name that it could take for an option.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
