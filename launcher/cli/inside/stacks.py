@@ -38,7 +38,7 @@ class StacksOfRank(msgspec.Struct, frozen=True):
     """
 
     rank: int
-    node: int
+    node: int  # the index of its node
     pid: int | None  # None: not known
     stacks: tuple[str, ...]
     problem: str

@@ -44,7 +44,7 @@ class PrunedRun(msgspec.Struct, frozen=True):
     """A run to be deleted: all of it (`goes` is "run"), or the checkpoints in `folders`."""
 
     run: str  # its id
-    state: State
+    state: State  # in which it ended
     goes: Literal["run", "checkpoints"]
     folders: tuple[str, ...]  # their paths
     size_bytes: int  # of the folders

@@ -42,7 +42,7 @@ class ScriptOption:
     """
 
     name: str  # of `--name` without dashes; of a positional argument its name
-    positional: bool
+    positional: bool  # it has no `--`
     value: str | None  # the default as a spec writes it; None: there is none, or only running the script would show it
     required: bool
     help: str  # its help text

@@ -121,7 +121,7 @@ class QueuedJob(msgspec.Struct, frozen=True):
     """
 
     id: str  # in the form that the scheduler's commands accept
-    phase: Phase
+    phase: Phase  # what the state means for the launcher
     word: str  # the scheduler's own name of the state
     text: str = ""  # for people: why it waits, where it runs, who ended it
     hosts: str = ""  # those that it has, in the scheduler's own notation
@@ -171,8 +171,8 @@ class ExecHost(msgspec.Struct, frozen=True):
 
     name: str
     cpus: int
-    gpus: int | None = None
-    free_gpus: int | None = None
+    gpus: int | None = None  # all that it has
+    free_gpus: int | None = None  # those that no job has
     used: bool = False  # jobs of any user run on it
     up: bool = True  # it answers
     drains: bool = False  # as in NodeAnswer

@@ -22,7 +22,7 @@ class StepOutputs(Struct, frozen=True):
     """
 
     run: str  # the id of its run
-    run_dir: str
+    run_dir: str  # the run's folder
     checkpoints: str  # the folder, from which the newest is loaded
     best_checkpoint: str  # a path that stands for the best one at the time it is loaded
 
