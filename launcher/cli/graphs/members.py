@@ -57,7 +57,7 @@ class GraphMember:
 
 def members(statuses: Sequence[RunStatus]) -> dict[str, GraphMember]:
     """Return {run id: its position in a graph} for every run that is a step of a graph of this user. The graphs' states
-    are computed from `statuses`; the dict may be empty if these are.
+    are computed from `statuses`; a run without a status there counts as not started.
     """
     graphs = [record for one in known_graphs() if (record := readable(one.record, GraphRecord)) is not None]
     found = {status.run: status for status in statuses} if graphs else {}

@@ -145,7 +145,7 @@ class GridEngineSystem(BatchSystem):
         of the scheduler.
 
         A job on several hosts is followed by a new job if this host may submit one: Grid Engine keeps the old job off
-        the other hosts that it had, and does not see a process of it that is left on one of them.
+        the other hosts that it had, and does not see a process of the old job that is left on one of them.
         """
         if any(one.last is None or not os.WIFEXITED(one.last) for one in self.started):
             return f"what job {job} started on other hosts had to be killed"

@@ -167,8 +167,8 @@ class LoginCluster(Place):
         return [words.get(attempt.path) or self._answer_before_handover(attempt) for _, attempt in wholes]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Send attempts whose submitters were killed before they did so to their login nodes; those whose login node
-        does not answer stay unsent.
+        """Send to its login node each attempt that a killed submitter has left unsent. An attempt whose login node does
+        not answer stays unsent.
         """
         left = {}
         for run, attempt in attempts:

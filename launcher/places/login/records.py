@@ -38,10 +38,10 @@ def known_of(run: RunDir, attempt: AttemptDir, there: RunId) -> KnownRun:
 
 
 def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tuple[int, bytes]:
-    """Return (offset, text) of the complete lines of this machine's history that are new to a machine that has the
-    records in `known`, at most `most` bytes.
+    """Return (offset, text) of the complete lines of this machine's history that are new to another machine, which has
+    the records in `known`; the text has at most `most` bytes.
 
-    If that machine's history is not the beginning of this one's, the offset is 0 and all lines are sent.
+    If the other machine's history is not the beginning of this machine's, the offset is 0 and all lines are sent.
     """
     at = known.events if _tail(run.events, known.events) == known.tail else 0
     try:

@@ -59,8 +59,8 @@ class GraphSpec(Struct, frozen=True):
     steps: tuple[StepSpec, ...]
 
     def text_of(self, step: StepSpec, outputs: Values[str, StepOutputs], after: Texts[str]) -> str:
-        """Return the YAML spec of this step's run. References in it are filled in from `outputs`, the outputs of other
-        steps by their names, and it waits for the runs whose ids are in `after`.
+        """Return the YAML spec of this step's run. References in the spec are filled in from `outputs`, the outputs of
+        other steps by their names, and the run waits for the runs whose ids are in `after`.
         """
         tree = filled_in(step.tree, lambda reference, _: _output(outputs, reference))
         return block_text(_with_awaited_runs(tree, after))

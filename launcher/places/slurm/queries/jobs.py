@@ -69,8 +69,8 @@ def squeue_jobs(job_ids: Sequence[str] = (), name: str = "") -> list[str]:
     """Return the squeue command for the jobs with these ids, or for all of this user, hidden partitions included.
 
     `name` limits them to jobs of that name. For a single id that Slurm has forgotten squeue exits with 1 and "Invalid
-    job id"; of several it leaves out such ids. The option --array is not used, because it may drop the last of evenly
-    spaced elements; `read_jobs` splits them.
+    job id"; from several it leaves out forgotten ones. The option --array is not used, because it may drop the last of
+    evenly spaced elements; `read_jobs` splits them.
     """
     asked = ",".join(f"{name}:{FIELD}" for name in _JOB_FIELDS[:-1]) + f",{_JOB_FIELDS[-1]}:{ROW}"
     argv = ["squeue", "--noheader", "--all", "--array-unique", "--states=all", f"--Format={asked}"]
