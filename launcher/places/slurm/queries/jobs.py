@@ -1,5 +1,5 @@
-"""The command lines of squeue, sacct, scontrol and sbatch about jobs, and the parsing of their output. Functions for a
-command that changes a job raise ValueError if the job's id has another form than Slurm's.
+"""The command lines of squeue, sacct, scontrol and sbatch about jobs, and the parsing of their output. Functions that
+put a job's id into a command, other than `show_job`, raise ValueError if the id has another form than Slurm's.
 """
 
 import re
