@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from types import SimpleNamespace
 
@@ -83,6 +84,14 @@ def test_a_disk_without_an_end_is_a_disk(tmp_path, monkeypatch, capsys):
     probe_there.main(json.dumps({"workdir": str(tmp_path)}))
     facts = facts_of(capsys.readouterr().out.removeprefix(probe_there.MARK), "node0")
     assert min(facts.disk_free, facts.inodes_free) >= 1 << 60
+
+
+def test_the_version_of_torch_is_in_the_name_of_its_metadata(tmp_path, monkeypatch, capsys):
+    (tmp_path / "torch-2.9.1+cu130.dist-info").mkdir()
+    (tmp_path / "torch_geometric-2.7.0.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "none"), str(tmp_path)])
+    probe_there.main(json.dumps({"workdir": str(tmp_path)}))
+    assert facts_of(capsys.readouterr().out.removeprefix(probe_there.MARK), "node0").torch == "2.9.1+cu130"
 
 
 def test_many_nested_brackets_are_an_error():
