@@ -25,6 +25,7 @@ from launcher.run.durable import create_record, make_dir, read_record, record_in
 from launcher.run.fence import raise_fence
 from launcher.run.layout import RunDir
 from launcher.run.records import Event
+from launcher.supervisor.forked import fork_supervisor
 from launcher.supervisor.standby import BOOT_S, StandbySupervisor
 
 _SUPERVISOR = "launcher.places.ssh.host.host_supervisor:HostSupervisor"
@@ -79,7 +80,7 @@ class AttemptReceiver:
             words = [str(_add_attempt(run, opening)), str(opening.node), ",".join(opening.gpus)]
             mine = presence.host_index_file(run.attempt(opening.intent.attempt), apart=_disks(opening).disks_apart)
             write_record(mine, HostIndex(opening.node, opening.gpus, sys.executable))
-            self._supervisor = StandbySupervisor(_SUPERVISOR, run.path, words, keep=[lock.fileno()])
+            self._supervisor = StandbySupervisor(_SUPERVISOR, run.path, words, [lock.fileno()], fork_supervisor)
         return decoder_of(Opened).decode(self._supervisor.report())
 
     def pass_on(self, word: Supervisors | GoAhead) -> None:
