@@ -8,9 +8,12 @@ import binascii
 import hashlib
 import hmac
 import os
-from collections.abc import Iterator
+import re
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 
 from launcher.errors import Refused, Unreachable
@@ -19,6 +22,8 @@ from launcher.run.durable import write_all, write_bytes
 
 _REVOKED, _AUTHORITY = "@revoked", "@cert-authority"
 _NOT_OURS = Path("/etc")
+_OTHER_THAN_NAMES = re.compile(r"[*?!|]")
+_reading = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def fingerprint(blob: bytes) -> str:
 def known_keys(target: Target, name: str | None = None) -> list[KnownKey]:
     """Return every line about the host, or if given about `name` instead, in all known-hosts files."""
     name = name or target.known_as
-    return [known for file in target.known_hosts for known in _lines(file) if _about(known.names, name)]
+    return [known for file in target.known_hosts for known in _lines(file).about(name)]
 
 
 def expected_kinds(target: Target) -> tuple[str, ...]:
@@ -185,17 +190,39 @@ def _users_file(target: Target) -> Path:
     return file
 
 
-def _lines(file: Path) -> Iterator[KnownKey]:
-    """Yield the lines of a known-hosts file, none if it does not exist; malformed lines are skipped. Raise Unreachable
-    if it cannot be read.
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The lines of a known-hosts file: by host those that only list names, and the others, whose patterns and hashed
+    names are compared one by one.
     """
+
+    listed: Mapping[str, Sequence[KnownKey]]
+    others: Sequence[KnownKey]
+
+    def about(self, name: str) -> list[KnownKey]:
+        """Return the lines about the host, in the file's order."""
+        found = [*self.listed.get(name.lower(), ()), *(known for known in self.others if _about(known.names, name))]
+        return sorted(found, key=lambda known: known.number)
+
+
+def _lines(file: Path) -> _Lines:
+    """Return the lines of a known-hosts file, which is read again only if it has changed."""
     try:
-        text = file.read_text(errors="surrogateescape")
+        seen = file.stat()
+        with _reading:  # once for all hosts
+            return _read(file, (seen.st_ino, seen.st_size, seen.st_mtime_ns))
     except (FileNotFoundError, NotADirectoryError):
-        return
+        return _Lines({}, ())
     except OSError as error:
         raise Unreachable(f"{file}: known hosts cannot be read: {error.strerror}") from None
-    for number, line in enumerate(text.split("\n"), 1):
+
+
+@lru_cache(maxsize=16)
+def _read(file: Path, _state: tuple[int, int, int]) -> _Lines:
+    """Return the lines of a known-hosts file in its present state."""
+    listed: dict[str, list[KnownKey]] = {}
+    others = []
+    for number, line in enumerate(file.read_text(errors="surrogateescape").split("\n"), 1):
         words = line.split()
         marker = words.pop(0) if words and words[0].startswith("@") else ""
         if len(words) < 3 or words[0].startswith("#"):
@@ -204,7 +231,13 @@ def _lines(file: Path) -> Iterator[KnownKey]:
             blob = base64.b64decode(words[2], validate=True)
         except (binascii.Error, ValueError):
             continue
-        yield KnownKey(file, number, marker, words[0], words[1], blob)
+        known = KnownKey(file, number, marker, words[0], words[1], blob)
+        if _OTHER_THAN_NAMES.search(known.names):
+            others.append(known)
+        else:
+            for name in dict.fromkeys(known.names.lower().split(",")):
+                listed.setdefault(name, []).append(known)
+    return _Lines(listed, others)
 
 
 def _without_port(target: Target) -> list[KnownKey]:

@@ -5,6 +5,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -16,6 +17,7 @@ _MOST_UNREAD, _MOST_ERR = 64 << 20, 16 << 20  # how much output is kept, as a ho
 _SLICE_S = 0.05
 TURN_S = 1.0  # a Ctrl-C that comes just before a wait is noticed at its end only
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _./=:,@+-")
+_ESCAPED = {byte: f"\\0{byte:03o}" for byte in range(256) if byte not in _PLAIN}
 
 
 class Channel(Protocol):
@@ -196,7 +198,12 @@ def command_line(argv: Sequence[str], *, told: bool = False) -> str:
     """
     if any("\0" in word for word in argv):
         raise ValueError("a word of a command line with a NUL")
-    line = os.fsencode(shlex.join(argv))
-    safe = "".join(chr(byte) if byte in _PLAIN else f"\\0{byte:03o}" for byte in line)
+    safe = _escaped(os.fsencode(shlex.join(argv)))
     end = "; exit $?" if told else ""
     return f"""exec /bin/sh -c 'eval "$(printf %b "{safe}")"{end}'"""
+
+
+@lru_cache(maxsize=4)
+def _escaped(line: bytes) -> str:
+    """Return the line for printf's `%b`; many hosts are sent the same one at the same time."""
+    return line.decode("latin-1").translate(_ESCAPED)

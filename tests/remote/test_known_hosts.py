@@ -3,6 +3,7 @@
 import base64
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,15 @@ def judged(file, keys, more, expected):
 def test_every_file_counts_and_none_has_to_exist(tmp_path, keys):
     (tmp_path / "second").write_text(f"gpu01 {keys[0]}\n")
     check(target(tmp_path / "missing", tmp_path / "second"), key_of(keys[0]))
+
+
+def test_many_hosts_in_a_long_file_are_found_at_once(tmp_path, keys):
+    """Each line was compared with each host: half a minute for these."""
+    file = tmp_path / "known_hosts"
+    file.write_text("".join(f"gpu{number} {keys[0]}\n" for number in range(4000)))
+    began = time.process_time()
+    assert {expected_kinds(target(file, hostname=f"gpu{number}")) for number in range(4000)} == {("ssh-ed25519",)}
+    assert time.process_time() - began < 5
 
 
 def test_the_words_say_what_to_do(tmp_path, keys):
