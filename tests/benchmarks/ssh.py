@@ -195,10 +195,12 @@ MANY = (
     "and how much CPU time they need."
 )
 _PROBE = str(HERE.parents[1] / "launcher" / "places" / "ssh" / "probe_there.py")
+_BOTH = ("launcher.places.ssh.host.server", "launcher.places.ssh.host.receive", "launcher.supervisor.__main__",
+         "launcher.places.ssh.host.host_supervisor")  # fmt: skip
 PARTS = {
-    "checking the host": [_PROBE, '{"workdir": "~/launch"}'],
-    "receiving the run": ["-c", "import launcher.places.ssh.host.server, launcher.places.ssh.host.receive"],
-    "supervising it": ["-c", "import launcher.supervisor.__main__, launcher.places.ssh.host.host_supervisor"],
+    "looks at itself": [_PROBE, '{"workdir": "~/launch"}'],
+    "answers a submitter": ["-m", "launcher.programs", "host"],
+    "receives the run, and supervises it as a fork": ["-c", f"import {', '.join(_BOTH)}"],
 }
 
 
@@ -209,26 +211,28 @@ def parts_of_a_host(times=5):
         taken = []
         for _ in range(times):
             before = used_by(resource.RUSAGE_CHILDREN)
-            subprocess.run([sys.executable, "-P", *words], check=True, stdout=subprocess.DEVNULL)
+            nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+            subprocess.run([sys.executable, "-P", *words], check=True, **nothing)
             taken.append(used_by(resource.RUSAGE_CHILDREN) - before)
         found[what] = 1000 * min(taken)
     return found
 
 
 def logins(folder, count):
-    """Seconds for so many logins to one sshd and a command over each, and of this process's CPU."""
+    """Seconds for so many logins to one sshd and a command over each, of this process's CPU, and of the host's."""
     with Bench(folder, 1) as bench:
         os.environ |= bench.hosts.env
         target = target_of(SshHost("node0"))
         connect_all([target], lambda *_: None)["node0"].close()  # imports
-        began, before = time.monotonic(), used_by(resource.RUSAGE_SELF)
+        began, before, there = time.monotonic(), used_by(resource.RUSAGE_SELF), cpu_of(bench.hosts)
         lines = connect_all([replace(target, name=f"host{number}") for number in range(count)], lambda *_: None)
         if any(done.code for done in for_all(lines, lambda _, line: line.run(["true"])).values()):
             raise SystemExit("not every command succeeded")
         took, cpu = time.monotonic() - began, used_by(resource.RUSAGE_SELF) - before
         for line in lines.values():
             line.close()
-        return took, cpu
+        bench.desk.until("the logins' end", lambda: not bench.desk.everything())
+        return took, cpu, cpu_of(bench.hosts) - there
 
 
 def together(folder, submits, hosts):
@@ -282,14 +286,13 @@ def main():
 
 def table_of_many(folder, args):
     head = ["hosts", "submit returns, s", "its CPU, s", "the hosts' CPU until then, s", "each, s", "status, s",
-            "its CPU, s", "as many logins to one sshd and a command each, s", "their CPU, s"]  # fmt: skip
+            "its CPU, s", "as many logins to one sshd and a command each, s", "their CPU, s", "sshd's, s"]  # fmt: skip
     rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for count in args.many:
         for what in ("hosts", "logins"):
             (folder / f"{what}-{count}").mkdir()
         took, own, theirs, status, asking = many(folder / f"hosts-{count}", args.pairs, count)
-        login, cpu = logins(folder / f"logins-{count}", count)
-        shown = [took, own, theirs, theirs / count, status, asking, login, cpu]
+        shown = [took, own, theirs, theirs / count, status, asking, *logins(folder / f"logins-{count}", count)]
         rows.append(f"| {count} | {' | '.join(f'{value:.2f}' for value in shown)} |")
     parts = "; ".join(f"{what} {ms:.0f}" for what, ms in parts_of_a_host().items())
     cost = f"Their CPU time, in ms: {parts}. Disks of hosts are in memory."
