@@ -122,4 +122,4 @@ def test_where_it_cannot_be_forked_it_is_executed(tmp_path, hindrance):
 def test_why_it_did_not_start_is_reported(tmp_path):
     with Server(tmp_path, "Fails", LONG="-" * 500) as server:
         assert server.line() == b"True\n"
-        assert b"ValueError: it is broken" in server.process.communicate(b"\n")[0]
+        assert b"ValueError: it is broken" in server.process.stdout.read()
