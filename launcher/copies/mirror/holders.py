@@ -220,8 +220,9 @@ def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes],
     """Write the file `name` of a checkpoint of this kind into the folder, with the bytes that `pieces` yields; raise
     CheckpointDamaged if they do not match the manifest. Another checkpoint with the same folder name is set aside.
     """
+    save = Save(kind, decode(manifest).step, digest_of(manifest))  # a damaged one leaves no folder behind
     make_dir(folder)
-    ReplicaFiles(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))
+    ReplicaFiles(folder).make_room(save)
     partial.receive(folder, manifest, name, pieces, kind)
 
 

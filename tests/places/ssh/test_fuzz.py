@@ -189,9 +189,14 @@ REQUESTS = st.fixed_dictionaries(
     }
 )
 
+UNKNOWN_RUN = {
+    "type": "put", "run_id": "logs", "folder": "checkpoints", "name": "x", "step": 0, "manifest_size": 0, "size": 0,
+}  # fmt: skip
+
 
 @settings(max_examples=150 * SCALE)
 @given(st.lists(REQUESTS | JSON | st.binary(max_size=50), max_size=3), st.binary(max_size=60))
+@example([UNKNOWN_RUN], b"")  # whose folder was made, although the manifest was empty
 def test_any_request(requests, behind):
     """Whoever is connected is the user of the host; still every request has an answer, or ends the connection."""
     with tempfile.TemporaryDirectory() as folder:
