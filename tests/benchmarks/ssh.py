@@ -198,9 +198,9 @@ _PROBE = str(HERE.parents[1] / "launcher" / "places" / "ssh" / "probe_there.py")
 _BOTH = ("launcher.places.ssh.host.server", "launcher.places.ssh.host.receive", "launcher.supervisor.__main__",
          "launcher.places.ssh.host.host_supervisor")  # fmt: skip
 PARTS = {
-    "looks at itself": [_PROBE, '{"workdir": "~/launch"}'],
-    "answers a submitter": ["-m", "launcher.programs", "host"],
-    "receives the run, and supervises it as a fork": ["-c", f"import {', '.join(_BOTH)}"],
+    "checking the host": [_PROBE, '{"workdir": "~/launch"}'],
+    "answering the submitter": ["-m", "launcher.programs", "host"],
+    "answering, receiving the run and supervising it as a fork": ["-c", f"import {', '.join(_BOTH)}"],
 }
 
 
@@ -296,7 +296,7 @@ def table_of_many(folder, args):
         rows.append(f"| {count} | {' | '.join(f'{value:.2f}' for value in shown)} |")
     parts = "; ".join(f"{what} {ms:.0f}" for what, ms in parts_of_a_host().items())
     cost = f"Their CPU time, in ms: {parts}. Disks of hosts are in memory."
-    rows.append(f"\nA submit starts three Python processes on each host. {cost}")
+    rows.append(f"\nOn each host a submit starts two Python processes, and the second forks the supervisor. {cost}")
     return "\n".join(rows)
 
 
