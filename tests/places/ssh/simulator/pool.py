@@ -44,6 +44,10 @@ class Pool:
         self.size, self.root, self.saved = self.chance.choice([2, 3, 3, 4, 5]), root, 0
         self.reached: Counter[str] = Counter()
         self.faulty, self.trace, self.steps, self.stepped_at = False, [], 0, 0.0
+        needed = random.Random(f"{seed} needed")
+        self.needs = needed.randint((self.size + 1) // 2 + 1, self.size) if needed.random() < 0.25 else 1
+        self._aimed = aimed = random.Random(f"{seed} aim")
+        self._aim = aimed.choice([*7 * [""], "vote", "end", "lease"]) if self.needs == 1 else ""
         self._lost_at = 0.0
         self._votes, self._leaders, self._kept, self._asked = {}, {}, {}, {}
         self._opening: dict[int, str] = {}
@@ -53,6 +57,8 @@ class Pool:
         few = random.Random(f"{seed} few")
         self.budget = Budget(few.randint(0, 2)) if few.random() < 0.25 else MANY
         self._lost_as_it_ends = more.random() < 0.7
+        if self._aim == "end":
+            self.budget, self._lost_as_it_ends = Budget(1), True
         self.ended, self._ended_as = 0, None  # the first attempt that ended the run
 
     def host_of(self, path):
