@@ -28,6 +28,23 @@ def test_one_disk_for_all_hosts(pool_of):
     assert status["fingerprint"] == desk.fingerprint_here(400)
 
 
+def test_one_disk_for_all_hosts_a_killed_supervisor_is_replaced_beside_its_agent(pool_of):
+    """The run worked on without it, but another host had to take over at the next failure, and ended all its ranks."""
+    desk = pool_of(hosts=2, shared=True)
+    run = desk.submit(desk.job(400, more="recovery: {lease: 10s}\n", hold=399), "--on", "pool")
+    desk.until_step_there(0, run, 20)
+    for index, started in ((1, "attempts/0001/node-01/started"), (0, "attempts/0001/started")):
+        agents, before = desk.own("launcher.node", index), desk.record_there(0, run, started)
+        strike(desk.own("ssh.host.host_supervisor", index)[0])
+        is_back = lambda: desk.status(run) and desk.record_there(0, run, started) != before  # noqa: B023, E731
+        desk.until("another supervisor", is_back)
+        assert desk.own("launcher.node", index)[: len(agents)] == agents
+    desk.let_go()
+    status = desk.wait(run)
+    assert (status["state"], status["attempt"], status["generation"]) == ("succeeded", 1, 1)
+    assert status["fingerprint"] == desk.fingerprint_here(400)
+
+
 def test_eight_submits_at_once_to_hosts_with_nothing_of_ours(pool_of):
     """All of them run; each host has one environment of ours afterwards, which one of them has made."""
     desk = pool_of(hosts=2)

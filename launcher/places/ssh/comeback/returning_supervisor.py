@@ -22,7 +22,9 @@ from launcher.places.ssh.host.supervisor_state import SlotsLost, SupervisorState
 from launcher.places.ssh.messages import Opened, Peer
 from launcher.places.ssh.quorum.core import may_vote_from
 from launcher.remote.rpc.wire import encoded
+from launcher.run.attempts import newest
 from launcher.run.durable import read_record
+from launcher.run.fence import fence
 from launcher.run.patience import say
 from launcher.supervisor.agent_processes import AdoptedAgent
 from launcher.supervisor.strategy import Strategy
@@ -138,13 +140,13 @@ def is_missed(supervisor: SupervisorState) -> bool:
     """Return whether this host led the newest attempt that it knows, and all hosts that answer wait in that attempt for
     a leader and are enough to continue with this one.
     """
-    if not supervisor.ballot.voter.has_vote or not _is_in_newest(supervisor):
+    if not supervisor.plan.disks_apart or not supervisor.ballot.voter.has_vote or not _is_in_newest(supervisor):
         return False
     if not supervisor.leads or not supervisor.attempt.started.exists():
         return False
-    newest = supervisor.ballot.voter.newest.attempt
+    number = supervisor.ballot.voter.newest.attempt
     there = statuses(supervisor.rpc.ask(Ask()))
-    waiting = all(one.leaderless and one.began and one.attempt == newest for one in there.values())
+    waiting = all(one.leaderless and one.began and one.attempt == number for one in there.values())
     return waiting and enough(supervisor, [number for number, one in there.items() if one.has_vote], leads=False)
 
 
@@ -153,8 +155,13 @@ def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:
 
     Return None if there is none, or if it coordinates an attempt that this host does not lead any more.
     """
-    if not _is_in_newest(supervisor) or (supervisor.leads and not supervisor.ballot.voter.leads):
+    if not _is_in_newest(supervisor):
         return None
+    if supervisor.leads:
+        apart = supervisor.plan.disks_apart
+        leads = supervisor.ballot.voter.leads if apart else fence(supervisor.run) == supervisor.attempt.number
+        if not leads:
+            return None
     return AdoptedAgent.found(supervisor.run, supervisor.attempt, supervisor.plan, supervisor.here.index)
 
 
@@ -162,11 +169,13 @@ def _is_in_newest(supervisor: SupervisorState) -> bool:
     """Change to the newest attempt that this host knows; return whether it has begun and not ended as far as it
     knows.
     """
-    newest = supervisor.ballot.voter.newest.attempt
-    if not supervisor.plan.disks_apart or not supervisor.run.attempt(newest).plan.exists():
+    number = supervisor.ballot.voter.newest.attempt
+    if not supervisor.plan.disks_apart and (last := newest(supervisor.run)) is not None:
+        number = last.number
+    if not supervisor.run.attempt(number).plan.exists():
         return False  # too few had accepted it
-    if newest > supervisor.attempt.number:
-        supervisor.move(newest)
+    if number > supervisor.attempt.number:
+        supervisor.move(number)
     return not supervisor.has_ended()
 
 

@@ -710,11 +710,16 @@ def test_a_host_whose_slots_went_to_another_run_as_its_adopted_agent_left_comes_
     assert parts == [(True, (), SupervisorStatus), "gone", (False, ("7",), SupervisorStatus)]
 
 
-def test_a_coordinator_of_an_attempt_that_this_host_leads_no_more_is_not_adopted(table, monkeypatch):
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_coordinator_of_an_attempt_that_this_host_leads_no_more_is_not_adopted(tmp_path, monkeypatch, apart):
+    table = Table(tmp_path, apart=apart)
     monkeypatch.setattr(comeback.AdoptedAgent, "found", lambda *_: "the agent")
     member = started_again(table, 0)
-    assert comeback.agent_left(member) == "the agent"
-    member.ballot.vote(table.vote(2, 1))
+    assert comeback.agent_left(member) == "the agent", "a run with a shared disk adopted none"
+    if apart:
+        member.ballot.vote(table.vote(2, 1))
+    else:
+        raise_fence(member.run, 2)
     assert comeback.agent_left(member) is None
     write_end(table.supervisors[1].run, table.supervisors[1].attempt, SUCCEEDED, table.supervisors[1].plan)
     assert comeback.agent_left(started_again(table, 1)) is None, "the run has ended"

@@ -17,8 +17,6 @@ from launcher.places.ssh.host.supervisor_messages import (
     Settled,
     Vote,
 )
-from launcher.run.durable import readable
-from launcher.run.records import RunState
 from launcher.spec.model import Budget
 from launcher.states import State
 from tests.places.ssh.simulator import machine
@@ -230,12 +228,12 @@ class Pool:
             self.reach("a run that has not begun waits for a host")
             return
         is_back = lambda: self.steps > steps + 2  # noqa: E731 - a leader has come back after all
-        self.world.run_until(since + GIVES_UP_S, lambda: is_back() or not any(host.takes_part for host in self.hosts))
+        limit_s = GIVES_UP_S + (0.0 if self.steps else 5 * WAIT_S)  # nodes that have never joined were awaited before
+        self.world.run_until(since + limit_s, lambda: is_back() or not self._taking_part())
         if is_back():
             return
-        for host in self.hosts:
-            if host.takes_part:
-                raise Broken(f"{host.name} waits after {GIVES_UP_S:g} s, though there is no quorum")
+        for name in self._taking_part():
+            raise Broken(f"{name} waits after {limit_s:g} s, though there is no quorum")
         ends = [host.end for host in self.hosts if host.up and host.end is not None]
         if any(end.state is State.INTERRUPTED for end in ends):
             self.reach("a run without a quorum is interrupted")
@@ -244,10 +242,9 @@ class Pool:
             raise Broken(f"without a quorum it ended as {bad[0].state}: {bad[0].message}")
 
     def _is_queued(self):
-        """Whether the run has not begun, and its leader shows for which hosts it waits."""
-        leads = [host for host in self.hosts if host.takes_part and host.supervisor.leads]
-        said = [readable(host.run.state, RunState) for host in leads if not host.supervisor.ready.began]
-        return any(one is not None and "does not answer the other hosts" in one.message for one in said)
+        """Whether the run has not begun, and has a leader, which shows for which hosts it waits."""
+        there = [host.supervisor for host in self.hosts if host.takes_part]
+        return any(one.ballot.voter.leads for one in there) and not any(one.ready.began for one in there)
 
     def _is_over(self):
         """Whether the run has ended, as its leader has written or the host that took over from it."""
