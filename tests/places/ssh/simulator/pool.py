@@ -46,6 +46,8 @@ class Pool:
         self.needs = needed.randint((self.size + 1) // 2 + 1, self.size) if needed.random() < 0.25 else 1
         self._aimed = aimed = random.Random(f"{seed} aim")
         self._aim = aimed.choice([*7 * [""], "vote", "end", "lease"]) if self.needs == 1 else ""
+        if not self._aim and self.needs == 1 and random.Random(f"{seed} lack").random() < 0.2:
+            self._aim = "history"
         self._lost_at = 0.0
         self._votes, self._leaders, self._kept, self._asked = {}, {}, {}, {}
         self._opening: dict[int, str] = {}
@@ -143,10 +145,14 @@ class Pool:
         - "vote": the leader is cut off; a voter and its candidate lose power right after the vote, and only the voter
           is back when the leader asks it.
         - "end": the leader is lost; a candidate is cut off as it opens an attempt; who ends the run then is lost.
+        - "history": a rank dies while the leader does not reach the host that is first to take over, and the leader is
+          lost once half of the voters have that failure.
         - "lease": what the others send to the leader takes longer and longer, and then they receive nothing from it.
         """
         chance, world, now = self._aimed, self.world, self.world.now
         host = next((one for one in self.hosts if one.takes_part and one.supervisor.ballot.voter.leads), None)
+        if not self.faulty:
+            return
         if host is None or not self.steps:
             world.at(now + 1.0, None, self._take_aim)
             return
@@ -158,6 +164,11 @@ class Pool:
                 self._cut(to_it + from_it, now + 3 * LEASE_S)
             case "end":
                 host.crash(power=True, back_s=chance.uniform(1.0, 3.0))
+            case "history":
+                first = min(one.number for one in self.hosts if one is not host)
+                self._cut([(host.number, first), (first, host.number)], now + 2.0)
+                if host.agent is not None and host.agent.ranks:
+                    world.at(now, host.agent, partial(host.agent.rank_leaves, signal=9))
             case "lease":
                 most_s, until = chance.uniform(0.4, 0.65) * LEASE_S, now + 5 * LEASE_S
                 delays_s = [*(most_s * part / 10 for part in range(1, 11)), 2 * LEASE_S]
@@ -326,7 +337,9 @@ class Pool:
         """All of the history up to there was on half of the voters when something was decided by it."""
         self._kept[host.supervisor.attempt.number] = self._lines(host, int(size))
         self.reach("a restart begins once its failure is copied")
-        if self.faulty and self._more.random() < 0.3:
+        if self._is_hit("history"):
+            self.world.at(self.world.now, None, partial(host.crash, power=True, back_s=20.0))
+        elif self.faulty and self._more.random() < 0.3:
             self.note(f"power: {host.name} has just acknowledged")
             self.world.at(self.world.now, None, lambda: host.crash(power=True, back_s=self._more.uniform(1.0, 15.0)))
 
