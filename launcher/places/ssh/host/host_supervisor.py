@@ -341,6 +341,7 @@ def _all_begin(supervisor: SupervisorState) -> bool:
     if any(one.voted_for > supervisor.attempt.number for one in there.values()):
         _open_anew(supervisor, there)
         return False
+    supervisor.ballot.leaderless = False
     ready = supervisor.ready
     ready.prepared = True
     prepared = granted(supervisor.rpc.ask(Prepare(supervisor.attempt.number), there))
@@ -350,12 +351,13 @@ def _all_begin(supervisor: SupervisorState) -> bool:
 
 
 def _open_anew(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
-    """Open a new attempt with the hosts in `there`, which have given the present one up; none of them has opened the
-    next.
+    """Open a new attempt with the hosts in `there`, of which some have voted for a newer one than this host leads.
 
-    Do nothing if too few of them agree.
+    If another host is next in line, or too few agree, show this host as leaderless, so that another can take over.
     """
-    number = propose(supervisor, there, None)
+    next_in_line = supervisor.ballot.is_next_in_line(supervisor.status(), there)
+    number = propose(supervisor, there, None) if next_in_line else None
+    supervisor.ballot.leaderless = number is None
     if number is not None:
         supervisor.move(number)
         supervisor.here.register()

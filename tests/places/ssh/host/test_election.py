@@ -9,6 +9,7 @@ import pytest
 
 from launcher.coordinator.history_copies import HistoryCopies
 from launcher.places.ssh.comeback import returning_supervisor as comeback
+from launcher.places.ssh.host import host_supervisor
 from launcher.places.ssh.host.follower import TakeOver
 from launcher.places.ssh.host.leader import (
     HostWatch,
@@ -217,6 +218,21 @@ def test_nobody_speaks_for_another_host(table):
         answer = table.said(3, word)
         assert isinstance(answer, Declined) and "127.0.0.3 does not speak for host" in answer.why
     assert isinstance(table.said(3, table.vote(2, 2)), Agreed)
+
+
+def test_a_leader_that_waits_for_slots_does_not_keep_a_host_with_newer_records_from_leading(tmp_path):
+    """It asked for votes twice a second, for ever, and got none; and no other stood while it heard that leader."""
+    table = Table(tmp_path, nodes_min=1)
+    table.lose(0)
+    table.deafen(2, OpenAttempt)
+    assert TakeOver(table.supervisors[1]).look() is None
+    table.silent, table.deaf_to, leads = set(), {}, table.supervisors[0]
+    leads.ballot.leaderless = False
+    voted = leads.ballot.voted
+    assert not host_supervisor._all_begin(leads)
+    assert (leads.ballot.voted, leads.status().leads) == (voted, False)
+    assert TakeOver(table.supervisors[1]).look() == 3
+    assert leads.ballot.accepted.attempt == 3
 
 
 def test_an_attempt_is_told_without_its_token_and_plan(table):

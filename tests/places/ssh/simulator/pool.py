@@ -238,7 +238,7 @@ class Pool:
         if self._is_queued():
             self.reach("a run that has not begun waits for a host")
             return
-        is_back = lambda: self.steps > steps + 2  # noqa: E731 - a leader has come back after all
+        is_back = lambda: self.steps > steps + 2 or self._is_over()  # noqa: E731 - a leader has come back after all
         limit_s = GIVES_UP_S + (0.0 if self.steps else 5 * WAIT_S)  # nodes that have never joined were awaited before
         self.world.run_until(since + limit_s, lambda: is_back() or not self._taking_part())
         if is_back():
