@@ -76,7 +76,7 @@ class Host:
         self.image, self.gone, self.started_at = None, False, 0.0
         self.asleep, self.postponed = False, []  # suspended, and what was due meanwhile
         self.dead: list[tuple[int, int]] = []
-        self.crashes = 0
+        self.crashes, self.boots_later = 0, False
         self.living = {os.getpid()}
         self._lay(starts_at)
         self.disk = Disk(root)
@@ -159,6 +159,8 @@ class Host:
 
     def _come_back(self):
         end = self.end
+        if self.boots_later:
+            return  # it is started then
         if self.up and not self.process.alive and not self.gone and (end is None or not end.state.ended):
             self.start(again=True)
 
@@ -173,7 +175,7 @@ class Host:
         if not self.up:
             return
         self.image = self.disk.image(self.pool.chance, power=power)
-        self.up, self.fuse, self.gone = not power, 0, back_s is None
+        self.up, self.fuse, self.gone, self.boots_later = not power, 0, back_s is None, True
         self.pool.lost(self)
         for process in (self.process, self.agent):
             if process is not None:
@@ -193,6 +195,7 @@ class Host:
         if crashes != self.crashes:
             return  # it has crashed once more meanwhile
         self.disk.restore(self.image)
+        self.boots_later = False
         self.up, self.boots, self.suspended_s, self.asleep = True, self.boots + 1, 0.0, False
         self.offsets[:2] = [self.pool.chance.uniform(0.0, 1e5) for _ in range(2)]
         self._come_back()

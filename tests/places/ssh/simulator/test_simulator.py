@@ -15,8 +15,6 @@ from launcher.places.ssh.host.ballot import Ballot
 from launcher.places.ssh.host.record_copies import copy_records
 from launcher.places.ssh.quorum.core import Opening, Voter
 from launcher.run import durable
-from launcher.supervisor.agent_processes import AgentProcesses
-from tests.places.ssh.simulator.hosts import SupervisedAgents
 from tests.places.ssh.simulator.pool import Broken, play
 from tests.sizes import SCALE, SEED
 
@@ -110,14 +108,6 @@ def end_before_it_is_accepted(supervisor, elected, cause, *, leads):
     return end_at_once(supervisor, elected, cause, leads=leads)
 
 
-def brings_back_at_once(agents, until, *, bring_back=True):
-    status = AgentProcesses.watch(agents, until, bring_back=bring_back)
-    for agent in agents._agents if bring_back else ():
-        if agent.returns_at is not None and agents._host.monotonic() >= agent.returns_at:
-            agent.start()
-    return status
-
-
 def write_without_fsync(path, record):
     with mock.patch.object(durable, "write_record", partial(durable.write_record, fsync=False)):
         durable.write_sealed(path, record)
@@ -142,9 +132,6 @@ SABOTAGED = {
     ],
     "an end by who takes over is an entry of the attempt before": [
         (follower, "open_next", end_before_it_is_accepted), (leader, "open_next", end_before_it_is_accepted),
-    ],
-    "an agent is brought back on a host that has voted for another": [
-        (SupervisedAgents, "watch", brings_back_at_once), (Ballot, "has_voted_past", lambda *_: False),
     ],
     "a host leaves as it gets the history before its attempt": [(Ballot, "comes_before", lambda *_: False)],
     "a vote is not fsynced": [(ballot, "write_sealed", write_without_fsync)],
