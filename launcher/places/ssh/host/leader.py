@@ -193,9 +193,10 @@ class Leader:
 
     def _write_end(self, end: AttemptEnd, failure: Failure | None) -> AttemptEnd:
         """Write how the attempt ends and return that; an end of the run only once half of the voters have its
-        announcement. If they do not, return an end by which another attempt is due, which ends the run.
+        announcement. If they do not within one lease, return an end by which another attempt is due, which ends the run.
 
-        An end that the coordinator has announced before is written instead of `end`.
+        An end that the coordinator has announced before is written instead of `end`. `failure` is the one that the
+        run's state then shows; with None it shows the one before.
         """
         supervisor, copies = self._supervisor, self._histories[EVENTS].copies()
         if end.state in ANNOUNCED and self._records_due is not None and copies is not None:
@@ -226,7 +227,7 @@ class Leader:
 
     def _follow(self, end: AttemptEnd) -> int | None:
         """Open the next attempt with the hosts that answer, once they are enough; return its number, or None if the run
-        ends instead.
+        ends instead. `end` is how this attempt has ended.
         """
         supervisor = self._supervisor
         give_up_at = time.monotonic() + GIVE_UP_WAITS * supervisor.patience_s
@@ -369,11 +370,13 @@ class Elected:
     """The right to open attempt `number` on this host and `others`."""
 
     number: int
-    others: tuple[int, ...]
+    others: tuple[
+        int, ...
+    ]  # the numbers of the hosts that have voted for this one; on a shared disk of all that answer
 
 
 def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *, leads: bool) -> Elected | None:
-    """Ask the hosts for their votes; return None if too few give them.
+    """Ask the hosts in `there`, by their numbers, for their votes; return None if too few give them.
 
     `leads` says that this host leads the run now. On a shared disk there is no vote.
     """
