@@ -666,6 +666,22 @@ def test_the_agent_of_a_host_that_has_voted_for_another_is_not_brought_back(tabl
     assert looks == {"it has voted": [False], "the attempt only ends the run": [True], "": ["started", True]}[case]
 
 
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_host_that_comes_back_before_the_run_has_begun_waits_with_the_others(tmp_path, monkeypatch, number, begun):
+    """The run needed it and waited for ever, though all its hosts were up: it took part only in runs that go on."""
+    table, waits = Table(tmp_path, nodes_min=3, wait_s=0.1), []
+    again = started_again(table, number)
+    for member in table.supervisors:
+        member.ready.began = begun
+    again.ready.began = again.ready.told = False
+    monkeypatch.setattr(comeback, "running_attempt", lambda _: None)
+    monkeypatch.setattr(comeback, "slots_for", lambda *_: LeftSlots(after=0))
+    monkeypatch.setattr(comeback, "keep", lambda member, *_: waits.append((member.returning, member.ready.told)))
+    comeback.come_back(again, table.wakeups[number], ())
+    assert waits == ([] if begun else [(False, True)])
+
+
 class LeftSlots(Slots):
     """Slots that an adopted agent has held, and that are free `after` so many tries."""
 
