@@ -193,7 +193,8 @@ class Leader:
 
     def _write_end(self, end: AttemptEnd, failure: Failure | None) -> AttemptEnd:
         """Write how the attempt ends and return that; an end of the run only once half of the voters have its
-        announcement. If they do not within one lease, return an end by which another attempt is due, which ends the run.
+        announcement. If they do not within one lease, return an end by which another attempt is due, which ends the
+        run.
 
         An end that the coordinator has announced before is written instead of `end`. `failure` is the one that the
         run's state then shows; with None it shows the one before.
