@@ -394,10 +394,10 @@ def _piece(request: GivePiece) -> bytes:
 
 
 def _tidy(request: TidyRuns) -> list[KeptRemote]:
-    """Return how many bytes the runs in the request, and frozen code that no run needs, occupy: on this machine, and on
-    others that it can reach.
+    """Measure the disk space of the request's runs and of frozen code that no run needs, and with `request.remove`
+    delete that code and those runs that have ended.
 
-    With `request.remove`, the runs that have ended and that code are deleted once this machine has measured them.
+    Return the bytes that they occupied before that on this machine and on others that it can reach.
     """
     known = dict(registry.registered())
     there = [api.Run(run_id, known[run_id]) for run_id in request.runs if run_id in known and known[run_id].is_dir()]

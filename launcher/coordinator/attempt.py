@@ -151,7 +151,7 @@ class Attempt:
         return self._numbered
 
     def is_current(self, number: int) -> bool:
-        """Return whether `number` is the number of the open or newest generation."""
+        """Return whether `number` is that of the newest generation that was opened, whether or not it is still open."""
         return self.generation is not None and number == self.generation.number
 
     def state(self, now: Now, *, ended: bool = True) -> RunState:

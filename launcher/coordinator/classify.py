@@ -104,8 +104,8 @@ def classify(end: RankExit) -> Cause:
 
 
 def foretells_stop(end: RankExit) -> bool:
-    """Return whether the rank ended by a signal that batch systems send to all processes of a job. The agents may
-    receive that signal only after the rank.
+    """Return whether the rank ended by a signal, such as SIGTERM, with which batch systems stop all processes of a
+    job, or asked to be resumed. The agents may receive that signal only after the rank.
     """
     return end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS or end.code == Exit.RESUME_ME
 

@@ -145,7 +145,7 @@ class Coordinator:
         return self._attempt.state(now, ended=ended)
 
     def _phase_moments(self) -> list[float]:
-        """Return the times at which something is due in the current phase."""
+        """Return the times at which something is due in the current phase, such as the end of a wait for nodes."""
         attempt = self._attempt
         match attempt.phase:
             case AttemptPhase.WAITING:

@@ -171,7 +171,7 @@ class Generation:
 
     def is_unchanged_by(self, heartbeat: Heartbeat, mono: float) -> bool:
         """Return whether the heartbeat changes nothing: its node reports no change of its ranks, and none of these has
-        been silent for longer than `Silence` allows by the time `mono`.
+        by the time `mono` been silent so long that it counts as hung (`Silence`).
         """
         return heartbeat.same and mono < self._quiet_until.get(heartbeat.node, 0.0)
 
@@ -256,8 +256,8 @@ class Generation:
             rank.lost = rank.exit is None
 
     def stalls(self, node: int) -> bool:
-        """Return True if a rank of the node that has reported before is silent for longer than `Silence` allows, or if
-        every live rank of the generation is.
+        """Return True if a rank of the node that has reported before is silent so long that it counts as hung
+        (`Silence`), or if every live rank of the generation is.
         """
         if not self._idle:
             return False

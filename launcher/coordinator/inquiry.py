@@ -222,7 +222,7 @@ class Inquiry:
 
     def _is_certain(self, found: HangVerdict, mono: float) -> bool:
         """Return whether waiting longer cannot help: a signal has stopped ranks while others ran, or two inspections
-        gave the same verdict of a kind that time does not mend.
+        gave the same verdict, such as a mismatch of collectives, which time does not mend.
         """
         if found.kind is HangKind.FROZEN:
             stopped = [self._looks[rank].state == "T" for rank in found.ranks if rank in self._looks]

@@ -133,8 +133,8 @@ class Links:
         return False
 
     def _is_awaited(self, pair: Pair, agents: object) -> bool:
-        """Return whether the two agents that were to measure the link of `pair`, whose process ids then were `agents`,
-        are still here, and ranks could start on both nodes.
+        """Return whether the agents of both nodes of `pair` are still the processes `agents`, which were told to
+        measure its link, and ranks could start on both nodes.
         """
         return agents == self._agents(pair) and self._attempt.nodes.usable.issuperset(pair)
 

@@ -107,7 +107,7 @@ class KnownNode:
 
     @property
     def hopeful(self) -> bool:
-        """Return True if the node is not usable now but may become usable."""
+        """Return True if the node is not usable now but may become so: it has an agent, and may have ranks."""
         return self.link in (Presence.UP, Presence.UNKNOWN) and not self.is_left_out and not self.usable
 
     @property

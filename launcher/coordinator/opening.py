@@ -124,8 +124,8 @@ class Opener:
 
 
 def copies_in_memory(plan: Plan, members: Sequence[KnownNode]) -> Search:
-    """Return a search of the nodes in `members`, which keep in-memory copies for each other, or an empty search if the
-    plan keeps none.
+    """Return where a starting node looks for snapshots in memory: at all nodes in `members`, which keep copies for each
+    other, or nowhere if the plan keeps none.
     """
     return Search(replicas(members, ())) if plan.keeps_copies else Search()
 

@@ -105,8 +105,8 @@ def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
 def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, int]:
     """Return how many restarts each cause has had, counted as failures after which the run continued by itself.
 
-    `attempt` is the number of the present attempt: a failure that ended an earlier one counts even before the present
-    one has recorded an event. With 0, such a failure does not count.
+    A failure that ended an attempt counts once a later one has recorded an event or, if `attempt` is given, the number
+    of the present attempt, once that is later.
     """
     counts: Counter[str] = Counter()
     open_failures: list[Event] = []

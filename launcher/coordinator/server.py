@@ -300,8 +300,9 @@ class CoordinatorServer:
             self._keep_until_done(self._go_on_once_copied())
 
     async def _go_on_once_copied(self) -> None:
-        """Release what is held back once its record is copied. If the copies are late, a restart begins without them;
-        an end is not written, and the coordinator leaves, as the others may elect another.
+        """Wait until half of the voters have the record of a failure or an end, then carry out what was held back for
+        it: the start after the failure, or the end. If they are late, the start is carried out anyway; the end is not,
+        and the coordinator leaves, as the others may elect another.
         """
         began, hold = self._loop.time(), self._hold
         while hold.holds and not hold.is_copied(*self._record_writer.awaited_on_disk):

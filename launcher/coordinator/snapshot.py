@@ -135,7 +135,7 @@ def _debugged(generation: Generation | None) -> str:
 
 
 def _serving(generation: Generation | None) -> str:
-    """Return the addresses that ranks serve at, or ""."""
+    """Return text such as `serves http://10.0.0.1:8000`, the addresses of live ranks that serve; "" if none does."""
     found = [rank.address for rank in generation.ranks if rank.live and rank.address] if generation is not None else []
     more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
     return f"serves {', '.join(found[:_MOST_TOLD])}{more}" if found else ""

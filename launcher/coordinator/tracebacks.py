@@ -95,7 +95,9 @@ def _bare(line: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The end of a log, divided where faulthandler began to write; `stack` is empty if it did not."""
+    """The end of a rank's log, divided where faulthandler began to write the stacks of a crash: the lines before that,
+    and `stack`, which is empty if the log shows no crash.
+    """
 
     before: Sequence[str]
     stack: Sequence[str]

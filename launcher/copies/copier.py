@@ -198,8 +198,8 @@ class Copier:
         return _Result.FAILED
 
     def _record_failure(self, node: int, what: str, problem: str) -> bool:
-        """Record that copying `what` from node `node` has failed because of `problem`. Return True, and report an
-        event, if this is the first failure of it; else return False.
+        """Record that copying `what`, such as `step 12`, from node `node` has failed because of `problem`. Return True,
+        and report an event, if this is the first failure of it; else return False.
         """
         self._problem = f"{what}: {problem}"
         first = what not in self._failed

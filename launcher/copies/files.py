@@ -169,8 +169,9 @@ class ReplicaFiles:
         return True
 
     def _give_way(self, save: Save, to: Held) -> bool:
-        """Set aside the committed checkpoint with the kind and step of `save`, if there is one, and return True. Raise
-        SaveGone if it is complete and newer (of a later attempt, or saved later) than the checkpoint `to`.
+        """Set aside the committed checkpoint that has the kind and step of `save`, if there is one, in favour of `to`;
+        return True in any case. Raise SaveGone if it is complete and newer than `to` (of a later attempt, or saved
+        later).
         """
         place = (save.kind, save.step)
         here = [held for held in self.list() if held.committed and (held.kind, held.step) == place]

@@ -124,7 +124,7 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", tag_field="t"):
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="t"):
-    """The answer that `size` bytes of content can be sent."""
+    """The answer that there are `size` bytes of content, which are sent once the peer answers with a Go."""
 
     size: Size
 

@@ -40,7 +40,7 @@ class RankNews(NamedTuple):
 
     @classmethod
     def of(cls, heartbeat: messages.Heartbeat, at: float) -> "RankNews":
-        """Return the ranks of `heartbeat`, which is sent at the time `at` by `boottime`."""
+        """Return the ranks of `heartbeat`, which is sent at `at` by `boottime`: it dates their last activity."""
         ranks = tuple(msgspec.structs.replace(one, idle_s=0.0) for one in heartbeat.ranks)
         return cls(heartbeat.generation, ranks, tuple(at - one.idle_s for one in heartbeat.ranks))
 
@@ -121,8 +121,8 @@ class Lifeline:
         self._told.clear()
 
     def join(self, message: messages.Join) -> None:
-        """Send Join on a new connection, then all messages that have to be repeated and those that `send_once` has not
-        sent yet.
+        """Send Join on a new connection, then again all messages of `send_reliably`, which a cut may have lost, and
+        those that `send_once` has not sent yet.
         """
         self._joined_at = boottime()
         self._news, self._brief = None, False

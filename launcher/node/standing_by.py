@@ -39,7 +39,8 @@ def send_arguments(waiting: socket.socket, words: Mapping[str, object], fds: Seq
 
 
 def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
-    """Return an agent's arguments: `words` themselves, or, if these are a standby's, those that it waits for.
+    """Return an agent's arguments: `words`, this process's own, or, if they name a descriptor as a standby's do, those
+    that it waits for there.
 
     The environment, output and open descriptors of a standby come with them and replace its own. Return None if the
     sender closes the connection, because no agent is needed.

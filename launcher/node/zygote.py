@@ -666,7 +666,7 @@ class Breakpoints:
 
 
 def debugger_over(breakpoints: Breakpoints) -> Any:
-    """Return a debugger that reads from and writes to `breakpoints`."""
+    """Return a pdb whose terminal is the visitor connected to `breakpoints`; it reports to the agent where it stops."""
     import pdb  # noqa: T100 - what this is for; here, because hardly any rank has a breakpoint
 
     class Debugger(pdb.Pdb):
@@ -863,7 +863,7 @@ def without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.T
 
 
 def hide_our_frames() -> None:
-    """Wrap the script's excepthook so that it gets the traceback that it would get under `python`."""
+    """Wrap the script's excepthook so that it gets the traceback as under `python`, without frames of this file."""
     users_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Optional[types.TracebackType]) -> None:
@@ -881,8 +881,8 @@ class FlightReader(importlib.abc.MetaPathFinder):
     """The thread of a rank that answers which collectives the rank has entered, even while the main thread waits. It is
     an import hook as well, because it starts with the first process group of torch.
 
-    A question is a number written into a FIFO beside the rank's own, and the answer a file next to it; the word `times`
-    before the number asks only when collectives were entered, answered in another file.
+    A question is a line in a FIFO beside the rank's own: a number that the asker chooses, which the answer, a file next
+    to it, repeats. With `times` before it, it asks only when collectives were entered, and the answer is another file.
     """
 
     OF, AFTER = "torch.distributed.distributed_c10d", "_update_default_pg"  # called once a process group exists
@@ -945,7 +945,9 @@ class FlightReader(importlib.abc.MetaPathFinder):
         threading.Thread(target=self._answer, args=(c10d, path), name="launch-flight", daemon=True).start()
 
     def _answer(self, c10d: Any, path: str) -> None:
-        """Answer questions from the FIFO at `path` for ever; `c10d` is torch.distributed's module."""
+        """Read questions from the FIFO `path`.look for ever, and write the answers to the files `path`.flight and, if
+        only times were asked for, `path`.entered; `c10d` is torch.distributed's module.
+        """
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         asked = f"{path}.look"
         try:
@@ -1170,9 +1172,9 @@ def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") ->
 
 
 def become_agent(supervisors_end: int) -> NoReturn:
-    """Wait at the socket `supervisors_end` for the supervisor's command line for its agent, and become that agent;
-    raise Standby in the process that is the agent's zygote. End this process if the supervisor closes the socket
-    instead.
+    """Wait at the socket `supervisors_end` for the supervisor's command line for its agent, and become that agent by
+    exec. Before that, fork the agent's zygote, in which Standby is raised. End this process if the supervisor closes
+    the socket instead.
     """
     supervisor, data, fds = socket.socket(fileno=supervisors_end), b"", []
     with contextlib.suppress(ConnectionError):  # it ended without having read this process's message
@@ -1217,8 +1219,8 @@ def stand_by(agents_end: int, gate: int) -> None:
 
 
 def renumber(numbers: Sequence[int], fds: Sequence[int], more: int) -> int:
-    """Give the descriptors `fds` the numbers `numbers`, in order, close all others but `more`, and return the new
-    number of `more`.
+    """Give the descriptors `fds`, which came over a socket, the `numbers` that the next program expects, in order;
+    close all others but `more`, and return the new number of `more`.
     """
     free = max([*numbers, *fds, more, 2]) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in (more, *fds)]
@@ -1303,8 +1305,8 @@ def settle_in(home: dict[str, Any]) -> None:
 class Zygote:
     """The server that forks ranks for one agent over one socket.
 
-    With `room`, the space for the name of a run, it serves an owner that starts many runs, and forks a supervisor with
-    a zygote for each.
+    In mode `lend` it serves an owner that starts many runs, and forks a supervisor with a zygote for each. `room` is
+    then the space in this process's environment where a supervisor puts its run's name, which `/proc` shows.
     """
 
     def __init__(
@@ -1356,7 +1358,7 @@ class Zygote:
         yield from lines
 
     def _answer(self, line: bytes) -> Optional[Order]:
-        """Carry out a message; in a forked rank, return the rank's order, else None."""
+        """Carry out a message of the agent, such as to fork a rank; in that rank, return its order, else None."""
         try:
             words = json.loads(line)
             op = words["op"]

@@ -73,7 +73,7 @@ class HostShare(NamedTuple):
 
 
 class AlikeHosts(NamedTuple):
-    """Consecutive hosts of a run, by index, that need the same `share` of a host."""
+    """Consecutive hosts of a run, by index, on each of which it needs the same cores, GPUs and memory (`share`)."""
 
     hosts: range
     share: HostShare

@@ -180,7 +180,9 @@ def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
 
 
 def _plans(run: RunDir, number: int) -> Iterator[Path]:
-    """Yield the files that may hold the plan of attempt `number`, of which the first that exists holds it."""
+    """Yield the plan files of attempt `number`, of earlier attempts, the newest first, and of the run. The first that
+    exists has the plan that the attempt follows.
+    """
     yield from (run.attempt(one).plan for one in range(number, 0, -1))
     yield run.plan
 
@@ -197,7 +199,7 @@ class Remains:
 
 
 def remains(run: RunDir) -> Remains:
-    """Return the parts of a run that can still be read, whatever is damaged; never raise an error.
+    """Return the newest attempt, plan and cluster kind of a run that may be damaged; never raise an error.
 
     A run without any readable record is treated as local, where processes are found without records.
     """

@@ -214,8 +214,8 @@ class _Look:
         self._trouble: dict[str, None] = {}
 
     def read(self, path: Path, kind: type[T]) -> T | None:
-        """Return a record, or None if it is missing or cannot be read; a damaged or unreadable one is added to the
-        trouble.
+        """Return a record, or None if it is missing or cannot be read; a damaged or unreadable one is named in the
+        `trouble` of the facts.
         """
         try:
             return read_record(path, kind)

@@ -253,7 +253,7 @@ class _Timeline:
         self._enter(Doing.RECOVERING, at, event)
 
     def _reach(self, step: int | None) -> None:
-        """Record the newest step of the present stretch; do nothing if `step` is None."""
+        """Record `step` as the newest of the present stretch of training; do nothing if it is None."""
         if step is None:
             return
         now = self._now

@@ -45,8 +45,8 @@ class RestartReader:
         self._late = False
 
     def all(self) -> Iterator[str]:
-        """Yield a text line for each restart that was read and not yielded yet: those after which no rank has written
-        to the log.
+        """Yield a text line for each restart that was read and not yielded yet, at the end of the log; no rank has
+        written to the log since.
         """
         yield from self.before(_NEVER, 0)
 
@@ -62,7 +62,7 @@ def _ended_generation(event: Event) -> tuple[int, float]:
 
 
 def _line_of(event: Event) -> str:
-    """Return the line of text that is shown for a restart."""
+    """Return the line that is shown for a restart: its text between dashes, and its cause if that was found later."""
     brief = event.brief or event.text
     if event.kind == EXPLAINED:
         brief = f"{event.cause}: {event.text}"

@@ -50,7 +50,7 @@ def main(module: str, name: str, folders: list[str], python: tuple[int, int]) ->
 
 
 def loaded(module: str, python: tuple[int, int]) -> Any:
-    """Return (function, positional arguments, keyword arguments) from the file of arguments.
+    """Return (function, positional arguments, keyword arguments) from the pickle beside this file.
 
     The function is None if it is to be imported from `module`. If `module` is "", it was pickled by a Python of version
     `python`; raise RuntimeError if this process has another version.

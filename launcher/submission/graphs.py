@@ -346,10 +346,9 @@ def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
 
 
 def _in_whole_file(file: Path, steps: Mapping[str, Path], line: str) -> str:
-    """Return `line`, a message about a file in `steps`, as a message about `file`, which has all steps, at the position
-    there.
+    """Return the error message `line` with the user's file, `file`, in place of the temporary file that has one step.
 
-    `steps` has the temporary file with the spec of each step.
+    `steps` has these temporary files by step. If the message names a line and column, they become those in `file`.
     """
     for name, path in steps.items():
         if found := re.match(rf"{re.escape(str(path))}:\d+:\d+: ([\w.-]+): ", line):

@@ -161,7 +161,7 @@ def _keeps_order(wish: Request) -> bool:
 
 
 def _demands(wish: Request) -> tuple[object, ...]:
-    """Return a key that is equal for requests that can be one job."""
+    """Return what requests must have in common to become one job, such as cluster, project and resources, as a key."""
     spec = wish.spec
     options = [getattr(spec, kind) for kind in OPTIONS_OF]
     if _keeps_order(wish):

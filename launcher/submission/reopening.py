@@ -109,8 +109,8 @@ def reopen(
 
 
 def _check_code_is_here(run: RunDir, after: int) -> None:
-    """Raise Refused if the code of the run's attempt `after` is not on this machine, and BadInput if other users could
-    have changed it.
+    """Raise Refused if the code of the run's last attempt, number `after`, is not on this machine, and BadInput if
+    other users could have changed it.
     """
     if not run.attempt(after).code.is_dir() and not _has_code(run):
         hint = "hint: launch resume there; launch cancel and launch fetch work from here too"

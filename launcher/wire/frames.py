@@ -630,7 +630,7 @@ async def _opened(
     peer: socket.socket, decoder: msgspec.json.Decoder[In], line_bytes: int, inbox: _Inbox | None = None
 ) -> Wire[In, Any]:
     """Return the wire on an authenticated socket. `decoder` decodes the peer's messages, of at most `line_bytes` each;
-    with `inbox`, `attend` reads the wire together with the others in it.
+    with `inbox`, its `attend` reads it together with all other connections in that.
     """
     try:
         address, port = peer.getpeername()[

@@ -66,7 +66,7 @@ class Canonical:
 
 
 class CanonicalReader:
-    """A function of an epoch that returns this rank's part of its next step, read from this rank's shards.
+    """A reader of this rank's shards: called with an epoch, it returns this rank's part of that epoch's next step.
 
     Called with another epoch than before, it begins with that epoch's first slot.
     """
@@ -120,7 +120,7 @@ class CanonicalReader:
     def _parts(self, own: dict[int, Any], start: int) -> Iterator[Part]:
         """Yield this rank's micro-batches of the step that begins at slot `start`.
 
-        `own` has its samples by slot. For a micro-batch without any it yields a filler, which counts as 0 samples.
+        `own` has this rank's samples by slot. For a micro-batch without any it yields a filler, counted as 0 samples.
         """
         reading = self._reading
         if own:

@@ -26,9 +26,10 @@ class Job(NamedTuple):
 
 
 class Fetch:
-    """A function that returns the batch of a job, drawn with random numbers that depend on the job alone.
+    """A function that returns the batch of a Job, the samples to fetch for one micro-batch.
 
-    `draws` is False for plain tensors, whose rows are taken without random numbers, so that no generator is seeded.
+    Random numbers that the data set draws depend on the seed, the rank and the micro-batch alone. `draws` is False for
+    plain tensors, whose rows are taken without random numbers, so that no generator is seeded.
     """
 
     def __init__(self, dataset: Any, collate: Collate | None, *, seed: int, rank: int) -> None:

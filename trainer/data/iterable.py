@@ -186,7 +186,7 @@ class _Stream:
 
 
 class SharedReader:
-    """A function of an epoch: it reads the next step of a stream that all ranks read, and returns this rank's part."""
+    """Called with an epoch, reads its next step from a stream that all ranks read, and returns this rank's part."""
 
     def __init__(self, reading: Reading, place: Place) -> None:
         self._reading = reading
@@ -218,7 +218,7 @@ class SharedReader:
 
 
 class ShardReader:
-    """A function of an epoch: it returns the next step of a stream that gives each rank and worker its own samples."""
+    """Called with an epoch, returns its next step, from a stream that gives each rank and worker its own samples."""
 
     def __init__(self, reading: Reading, place: Place, worker: int) -> None:
         self._reading = reading

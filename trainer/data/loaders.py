@@ -226,7 +226,7 @@ def _length(loader: Any) -> int | None:
 
 
 def _check(loader: Any, sharing: Sharing) -> None:
-    """Raise BadSettings for a loader whose batches do not fit the training's settings."""
+    """Raise BadSettings if the loaders' batches do not add up to `batch_size`, or each rank would get all samples."""
     name, world_size, own = type(loader).__name__, sharing.world_size, loader.batch_size
     if own is not None and (expected := own * sharing.accumulate * world_size) != sharing.batch_size:
         raise BadSettings(

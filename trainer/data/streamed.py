@@ -99,9 +99,10 @@ class Sharded:
         )
 
     def read(self, fetchers: Fetchers, epoch: int, after: Turns | None) -> Generator[Step, None, None]:
-        """Yield this rank's steps of the epoch, asking the readers in turn; then, without end, steps without samples.
+        """Yield this rank's steps of the epoch, asking the readers in turn.
 
-        `after` has the positions at which the `fetchers` were started; None: the beginning of the epoch.
+        Then it yields steps without samples for ever, as other ranks may still have some. `after` has the positions at
+        which the `fetchers` were started; None: the beginning of the epoch.
         """
         turns = after or self._turns(epoch)
         if turns.places[0].epoch != epoch:
@@ -212,7 +213,7 @@ class Streamed:
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the part of `state`, as `state_dict` returned it, that all ranks share.
 
-        A start on another number of ranks can use only that part.
+        It says how many ranks and readers there were; a start on another number of ranks can use only that.
         """
         stream = state["stream"]
         return {"stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}

@@ -121,7 +121,7 @@ class TrainData:
         self.epoch, self.samples_done = epoch, self._source.load_state_dict(dict(state), epoch, done)
 
     def shared_state(self) -> dict[str, Any]:
-        """Return the part of the position that is the same on all ranks."""
+        """Return the epoch, how many of its samples are done, and what else of the position is equal on all ranks."""
         state = self.state_dict()
         return {**state, **self._source.shared(state)}
 
@@ -150,7 +150,7 @@ class SharedPlace:
         self._data = data
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the part of the position that all ranks share."""
+        """Return the part of the position that all ranks share, such as the epoch."""
         return self._data.shared_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -60,7 +60,7 @@ class PlainState:
 
 
 def _objects_of(root: object) -> Iterator[tuple[str, object]]:
-    """Yield each object in `root` whose attributes PlainState compares, with its name in `root`.
+    """Yield (name in `root`, object) for each object in `root` whose attributes may be numbers or strings that change.
 
     These are a module's submodules, or `root` itself if it is no module; then the name is "". A partial counts as its
     function, and a bound method as its object. Nothing is yielded for a function, a class or a Python module.

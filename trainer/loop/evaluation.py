@@ -248,7 +248,10 @@ class SeveralEvaluations:
         return {name: value for one in self._each for name, value in one.run(after_batch).items()}
 
     def names(self) -> list[str] | None:
-        """Evaluate one batch of each set; return the names of all values, or None if one of the sets is a stream."""
+        """Evaluate one batch of each set, and return the names of all values.
+
+        Returns None if one of the sets is a stream, as a batch that is read from it would be lost.
+        """
         found = [one.names() for one in self._each]
         return None if None in found else [name for names in found for name in names or ()]
 

@@ -63,7 +63,7 @@ class StepListener(Protocol):
         """
 
     def step_done(self, loop: "Loop") -> None:
-        """Raise an error that ends the loop if new ranks wait to join; the loop calls it last in each step."""
+        """Raise an error if new ranks wait to join, so that all ranks reconnect. The loop calls it last in a step."""
 
 
 @dataclass(slots=True)

@@ -68,7 +68,7 @@ class EarlyStopping(Callback):
 
 
 class BestModel(Callback):
-    """A callback that calls `save(step, values)` after each validation whose monitored value is the best so far."""
+    """A callback that calls `save(step, the validation's values)` whenever the monitored one is the best so far."""
 
     def __init__(
         self, save: Callable[[int, Mapping[str, float]], None], monitor: str = "val_loss", mode: str = "min"
@@ -113,6 +113,6 @@ def monitored(values: Values, name: str) -> float:
 
 
 def check_name(known: Iterable[str], name: str) -> None:
-    """Raise BadSettings for a name that is not among the known ones."""
+    """Raise BadSettings if the monitored value, `name`, is none of those that a validation reports (`known`)."""
     if name not in known:
         raise BadSettings(f"monitor: expected one of {', '.join(sorted(known))}, got {name!r}")

@@ -69,7 +69,7 @@ class _CaptureInput(_StandIn):
 
 
 class _ReplayOutput(_StandIn):
-    """A stand-in whose call returns the output that the model's last stage has already computed."""
+    """A stand-in for the model in a loss function: its call returns the last stage's output, computed before."""
 
     def __init__(self, answer: Tensor) -> None:
         super().__init__()
@@ -84,13 +84,13 @@ class _ReplayOutput(_StandIn):
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The form of an Answer without the numbers: whether it has a count, and the names of its values.
+    """The form of a loss function's Answer without the numbers: whether its loss has a count, and its other values.
 
-    `pairs` has each name with whether the value is a sum and a count of its own.
+    `pairs` has the name of each value, and whether it is a pair of a sum and a count instead of a mean.
     """
 
     counts: bool
-    pairs: tuple[tuple[str, bool], ...]  # names, and whether each is a sum and a count of its own
+    pairs: tuple[tuple[str, bool], ...]  # (name, whether the value is a sum and a count)
 
 
 class Piped:
@@ -281,7 +281,7 @@ def _shape_of(answer: Answer) -> _Shape:
 
 
 def _names(shape: _Shape) -> str:
-    """Return the names in an answer, separated by commas, for an error message."""
+    """Return the names of the values in a loss function's answer, separated by commas, for an error message."""
     return ", ".join(name for name, _ in shape.pairs)
 
 

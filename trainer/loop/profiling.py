@@ -20,7 +20,7 @@ Report = Callable[[Training, Mapping[str, float]], None]
 
 
 class MarkedPhases:
-    """A stopwatch that passes its laps to an inner one (`phases`) and writes them into the profiler's trace as well."""
+    """A stopwatch of a step's phases that counts by an inner one (`phases`) and also marks their ends in the trace."""
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases

@@ -166,7 +166,7 @@ def _put_back_losses(loop: Loop, state: RankState) -> None:
 def reseed_generators(loop: Loop) -> None:
     """Seed the random generators from the setting `seed`, this rank's number and the step.
 
-    They then draw as if other ranks than those that saved this step's checkpoint had loaded it.
+    A rank does the same that loads a checkpoint saved by another number of ranks, whose generators do not fit it.
     """
     world, step = loop.training.world, loop.progress.step
     seed_all(loop.training.settings.seed, world.dp_rank)

@@ -21,7 +21,10 @@ MakeSchedules = MakeSchedule | Mapping[str, MakeSchedule]
 
 
 class Schedule:
-    """The scheduler of one optimizer, which can be made again with another learning rate."""
+    """The scheduler of one optimizer.
+
+    It is made again if the learning-rate finder sets another rate, or the script's options replace the loaded ones.
+    """
 
     def __init__(self, make: MakeSchedule | None, optimizer: Optimizer, total_steps: int | None) -> None:
         self._make, self._optimizer, self._total_steps = make, optimizer, total_steps

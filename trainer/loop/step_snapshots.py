@@ -237,9 +237,9 @@ class StepSnapshots:
         self.take_snapshot(loop, step_samples, loop.spent)
 
     def _record_source(self, loop: Loop) -> None:
-        """Set `source` to the live tensors of this rank's shards, not copies, if another rank may have the same shards.
+        """With replicas, set `source` to the tensors of this rank's shards, not copies; call it between two steps.
 
-        `keep_part` takes the shards from them once ranks reconnect. Call it between two steps.
+        Once ranks reconnect, `keep_part` takes the shards from it, to send them to a rank that has lost the same ones.
         """
         if self.loads and self.has_replica:
             self.source = Source.of(loop.checkpointer.subjects)

@@ -20,7 +20,7 @@ Terms = dict[str, tuple[list[float], list[float]]]  # sums and counts, one of ea
 
 
 class Sums:
-    """Sums by name of the values on this rank, which are read from the device only at the end."""
+    """Collects this rank's sum and count of each named value by batch; only `terms` reads them from the device."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Count]] = {}

@@ -152,9 +152,9 @@ class Survivor:
         return bool(loop.strategy.copies) or self.snapshots.may_resize
 
     def _begin_reloading(self, loop: Loop) -> None:
-        """Prepare for loading the newest checkpoint or snapshot on all ranks after a kill.
+        """Prepare for a kill, after which all ranks load the newest checkpoint or snapshot in their processes.
 
-        Until one is saved, launch can only restart all ranks.
+        Listen to launch, and report that this rank can do so once there is one; until then launch restarts all ranks.
         """
         self.messages.open(self.launched.control)
         loop.updating = self._check_arrived

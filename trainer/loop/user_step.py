@@ -33,7 +33,7 @@ class OwnStep:
 
 
 def refuse_beside_own_step(settings: Settings) -> None:
-    """Raise BadSettings for settings that do not go with a training step of the user's own."""
+    """Raise BadSettings for a strategy or a setting, such as `lr_find`, that does not go with a user's own step."""
     refuse_own_step(settings.strategy)
     for name in ("spike_factor", "lr_find", "count_flops"):
         if getattr(settings, name):

@@ -69,8 +69,8 @@ def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[n
     """Return the modules that `wanted` chooses, without modules inside of others.
 
     `wanted` has names of classes and patterns of module names (`layers.*`), or is a rule `(name, module) -> bool`.
-    Raises BadSettings, which names `setting`, if a pattern or the rule fits no module, or if a list of modules is
-    chosen.
+    Raises BadSettings, which names `setting`, if a pattern or the rule fits no module, or if an nn.ModuleList, which
+    cannot be called, is chosen.
     """
     if not callable(wanted):
         _refuse_strangers(module, wanted, setting)

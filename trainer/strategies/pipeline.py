@@ -336,7 +336,7 @@ def staged(
     cut by layers. Raises BadSettings if it cannot be cut.
     """
     parts = parts_of(module)
-    _refuse_what_is_in_no_stage(module, parts)
+    _refuse_what_stages_cannot_hold(module, parts)
     blocks = blocks_of(module, settings.blocks)
     named = dict(module.named_modules())
     layers = [name for name in parts if named[name] in set(blocks)]
@@ -437,10 +437,10 @@ def _refuse_what_is_in_two_stages(
                     )
 
 
-def _refuse_what_is_in_no_stage(module: nn.Module, parts: Sequence[str]) -> None:
-    """Raise BadSettings for parameters that are in none of the named parts, and for persistent buffers or extra state.
+def _refuse_what_stages_cannot_hold(module: nn.Module, parts: Sequence[str]) -> None:
+    """Raise BadSettings for parameters outside of `parts`, of which the stages consist.
 
-    These buffers and this state would differ between ranks.
+    Raises it also for persistent buffers and extra state anywhere in the model, which would differ between ranks.
     """
     known = {id(one) for name in parts for one in module.get_submodule(name).parameters()}
     title = type(module).__name__

@@ -135,6 +135,6 @@ def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterat
 
 
 def _place(buffers: Buffers) -> None:
-    """Put each buffer of the list into its module under its name."""
+    """Set each buffer of the list, such as a BatchNorm's count, as the attribute of its module with its name."""
     for part, name, buffer in buffers:
         setattr(part, name, buffer)

@@ -189,7 +189,7 @@ class Strategy:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The buffers that are saved in a checkpoint."""
+        """The model's persistent buffers, such as BatchNorm's means, which are saved in a checkpoint."""
         return self._buffers.tensors()
 
     def share_buffers(self) -> None:

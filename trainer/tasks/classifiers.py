@@ -58,7 +58,7 @@ def _output_for_empty_image(model: nn.Module, pixels: int) -> Tensor:
 
 
 def _build(name: str, classes: int, pixels: int) -> nn.Module:
-    """Return torchvision's model, with its first layers changed if the images are small."""
+    """Return torchvision's model; for images of at most `SMALL` pixels a side, its first layers shrink them less."""
     options: dict[str, object] = {"image_size": pixels} if name.startswith(_OWN_SIZE) else {}
     if name in ("googlenet", "inception_v3"):
         # Their extra training outputs are outdated; init_weights avoids the warning about slow initialisation.

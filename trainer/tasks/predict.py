@@ -54,7 +54,7 @@ class Prediction:
     answer: Callable[[nn.Module, Any], tuple[list[Line], list[float]]]
     mean: str  # what the mean over all samples is called
     batch_size: int
-    settings: Settings  # of the training; what is of no use here does not count
+    settings: Settings  # of the training; those without a meaning for a prediction are ignored
     tp_plan: "Plan | None" = None  # how layers are divided where the mesh has tp; left out, the model's own
 
 

@@ -130,7 +130,7 @@ def _mixed(images: Images, mixup: float, cutmix: float) -> Dataset[Any]:
 
 
 def answer(model: nn.Module, batch: Pair) -> tuple[list[Line], list[float]]:
-    """Return a line for each image, and a list with 1 for each right prediction and 0 for each wrong one."""
+    """Return the label, prediction and probability of each image, and 1 for each right prediction, 0 for others."""
     images, labels = batch
     probabilities, predictions = model(images).float().softmax(dim=1).max(dim=1)
     found = zip(labels.tolist(), predictions.tolist(), probabilities.tolist(), strict=True)

@@ -13,8 +13,8 @@ _MOST_TAGS, _LONGEST_TAG, _LONGEST_NOTE = 64, 63, 10_000
 
 
 class ActionRequest(msgspec.Struct, frozen=True):
-    """A request for an action on a run, as the page sends it: tags to `add` and `remove`, or the `text` of a note. With
-    `dry`, the action is described and not taken.
+    """The body of a request for an action, whose path names the action and the run: tags to `add` and `remove`, or the
+    `text` of a note. With `dry`, the action is described and not taken.
     """
 
     dry: bool = False

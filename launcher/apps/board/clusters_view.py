@@ -180,10 +180,10 @@ def _named() -> "tuple[dict[str, ClusterEntry], str]":
 
 
 def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]") -> "dict[str, JobSpec]":
-    """Add to `places`, the clusters by name, the pools that are named only by specs of active runs, of which `rows` has
-    a row each.
+    """Find the pools of active runs that are not in the clusters file, and add them to `places`, the clusters by name.
 
-    Return {pool: a spec of one of its runs, with the hosts that any spec of that pool names}.
+    Return {pool: the spec of one of its runs, in which the hosts are those of all specs that name it}. `rows` has the
+    runs.
     """
     from launcher.places.clusters_file import ClusterEntry, is_pool  # late: it reads YAML
 

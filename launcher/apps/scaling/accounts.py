@@ -116,7 +116,7 @@ def _by_size(point: ScaledRun) -> list[str]:
 
 
 def _share(point: ScaledRun, kind: str) -> str:
-    """Return text on the share of a step that one kind of work lost."""
+    """Return text such as `30% is waiting for the slower rank`: the share of a step that this kind of work lost."""
     more = ""
     if kind == "communication" and point.parts is not None:
         more = f" ({point.parts.bytes / 1e6:.3g} MB in {point.parts.messages:.3g} messages a step)"

@@ -240,7 +240,7 @@ def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tup
 
 
 def _observed(point: ScaledRun) -> Observed:
-    """Return the measured steps of a point in the form that the model needs."""
+    """Return the seconds of a point's measured steps, and the share of communication in them, 0 if none was traced."""
     samples, step_s = point.step_samples or 0.0, point.step_s or 1.0
     share = point.parts.communication / step_s if point.parts is not None else 0.0
     return Observed(point.ranks, [samples / rate for rate in point.rates], [share])

@@ -99,8 +99,9 @@ def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: 
 
 
 class WayToJob:
-    """Connections to a job that serves on the loopback interface of its node. After a restart on another node, new
-    connections go there.
+    """Makes connections to a job, which serves on the loopback interface of its node.
+
+    After a restart on another node, new connections go there.
     """
 
     def __init__(self, job: Run) -> None:

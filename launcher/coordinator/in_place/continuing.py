@@ -38,9 +38,9 @@ class HotOpener:
     def continue_in_place(self) -> bool:
         """Open the next generation in place after a rank failed by itself or its node was lost.
 
-        Return False if all ranks have to be replaced; the reason is recorded together with the restart. Return True
-        without opening it if this has to be asked again: once all ranks of the open generation have started, or those
-        of drained nodes have ended.
+        Return False if all ranks have to be replaced instead, which the caller does; the reason is recorded together
+        with the restart. Otherwise return True, also if this cannot be decided yet: the caller calls again once all
+        ranks of the open generation have started, or those of drained nodes have ended.
         """
         attempt = self._attempt
         if attempt.rules.mode == WARM:

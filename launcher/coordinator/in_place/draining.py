@@ -160,7 +160,9 @@ class Drainer:
                 return
 
     def check(self) -> None:
-        """Begin the drains and moves that were requested and that the open generation allows now."""
+        """Begin a requested drain or move, if the open generation runs without a failure and enough other nodes remain;
+        refuse a move that has an obstacle.
+        """
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.leaving or attempt.current.failures:
             return

@@ -190,7 +190,7 @@ def _may_begin_anew(run: RunDir) -> bool:
 
 
 def _report_passed_over(trouble: NotTransferred) -> None:
-    """Report to the user that this checkpoint cannot be fetched and that the one before it is tried."""
+    """Report to the user why a checkpoint cannot be fetched (`trouble`), and that the one before it is tried."""
     news.say("; ".join((*trouble.lines[:-1], "the one before it is taken")))
 
 

@@ -107,7 +107,9 @@ def grown_of(
 
 
 def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
-    """Yield the received content as one piece per part; raise ValueError if the sizes do not add up to it."""
+    """Yield the piece of a file that each of `parts` names, cut from `content`, which has the bytes of all in order;
+    raise ValueError if their sizes do not add up to it.
+    """
     start = 0
     for part in parts:
         yield Tail(part.name, part.at, content[start : start + part.size])

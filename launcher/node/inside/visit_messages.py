@@ -81,7 +81,7 @@ class Resized(msgspec.Struct, frozen=True, tag="resized"):
 
 
 class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
-    """A signal to send to the command and the processes that it has started."""
+    """The visitor's request to send a signal, by its number, to the command and the processes that it has started."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=64)]
 

@@ -89,7 +89,7 @@ class Trees:
 
 
 def read_process(pid: int) -> Process | None:
-    """Return the counters of a process, or None if it has ended."""
+    """Return a process's parent, start, processor time and memory, from /proc, or None if it has ended."""
     try:
         fields = stat_fields(pid)
     except OSError:

@@ -124,7 +124,7 @@ async def _pid_of(start: "asyncio.Future[int]", bound_s: float) -> int:
 
 
 def _kill_started(start: "asyncio.Future[int]") -> None:
-    """Kill the process that `start` has produced, unless it failed to start."""
+    """Kill a check that has started only after the time for it was over; `start` has its pid, or why it failed."""
     if not start.cancelled() and start.exception() is None and (process := process_id(start.result())) is not None:
         signal_process(process, signal.SIGKILL)
 

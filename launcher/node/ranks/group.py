@@ -93,8 +93,8 @@ class Listener(Protocol):
         """Called when a rank has reported something."""
 
     def on_last_report(self) -> None:
-        """Called when a rank has ended, before `ended`: its last report must reach the coordinator before its end
-        does.
+        """Called when a rank has ended, before `ended`, to send its last report to the coordinator, which must get it
+        before the end.
         """
 
     def ended(self, exited: Exited) -> None:
@@ -390,7 +390,7 @@ class RankGroup:
         self._listener.on_report()
 
     def _ended(self, rank: _Rank, death: Death) -> None:
-        """Handle the death of a rank's process: report the end, unless the rank was replaced."""
+        """Handle the death of a rank's process: report its end, unless another process already takes its place."""
         rank.close()
         rank.log.grew()
         failed = death.status != 0 and not rank.progress.done

@@ -149,7 +149,9 @@ def _is_lease(fd: str) -> bool:
 
 
 def after_suspend(plan: "Plan", index: int) -> AfterSuspend:
-    """Return how node `index` treats a lease that expired while its agent, watchdog and ranks were all suspended."""
+    """Return how node `index` treats a lease that expired while its agent, watchdog and ranks were all suspended: as
+    expired, as valid, or, on other nodes than the coordinator's, as the coordinator says.
+    """
     if leader_may_be_replaced(plan):
         return AfterSuspend.COUNTS  # nor does a FORGIVEN coordinator decide alone then
     return AfterSuspend.FORGIVEN if index == 0 else AfterSuspend.ASKED

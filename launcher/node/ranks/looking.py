@@ -175,7 +175,7 @@ def _look(subject: Subject, before: _Use, took_s: float, said: FlightRecord | No
 
 
 def _use_of(pid: int) -> _Use:
-    """Return the kernel's counters of a process, or empty ones if it has ended."""
+    """Return a process's state, processor time, and bytes read and written, from /proc; empty if it has ended."""
     try:
         fields, counts = stat_fields(pid), io_counts(pid)
     except OSError:

@@ -49,7 +49,9 @@ class Reaper:
         self._births += 1
 
     def born(self) -> None:
-        """End one `expect_birth`: the new child's pid is now watched, or no child was started."""
+        """End what `expect_birth` began, which is to keep the deaths of unknown children: the new child's pid is now
+        watched, or no child was started.
+        """
         self._births -= 1
         if not self._births:
             self._early.clear()

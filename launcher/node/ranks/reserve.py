@@ -39,9 +39,9 @@ class _Process:
     receives its death.
     """
 
-    progress: Progress
+    progress: Progress  # what it has reported over `pipe`
     pipe: ProgressPipe
-    control: ControlPipe
+    control: ControlPipe  # over which it gets the environment of the rank that it becomes
     told_of: Mapping[str, str]  # the variables, such as WORLD_SIZE, that it began with and that its rank must have
     pid: int = 0
     ended: bool = False
@@ -88,7 +88,7 @@ class Reserve:
 
     def is_short(self, start: Start) -> bool:
         """Return whether `fill` would start a process for ranks like those of `start`: fewer are in reserve than the
-        spec asks for, none is being started, and tries are left in this generation.
+        spec asks for, none is being started, and not too many were started in this generation.
         """
         has_tries = start.generation != self._generation or self._tries > 0
         return self._lacks(start) > 0 and has_tries and not self._filling

@@ -217,7 +217,7 @@ class ZygoteLink:
         self._pending.clear()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Receive messages until the connection ends."""
+        """Handle the zygote's messages until the connection ends or one is invalid, and then give up the zygote."""
         with contextlib.suppress(OSError, ValueError, RecursionError):  # its wire is broken
             while line := await reader.readline():
                 self._handle(_words.decode(line))

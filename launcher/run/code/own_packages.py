@@ -56,7 +56,7 @@ class Installed:
         return file if file.is_file() else dict(self.packages()).get(module)
 
     def packages(self) -> list[tuple[str, Path]]:
-        """Return (name, path) of the packages that this installation certainly provides."""
+        """Return (name, path) of the package or, for a folder, of each package in it that has an `__init__.py`."""
         if self.name is not None:
             return [(self.name, self.path)]
         return [(init.parent.name, init.parent) for init in self.path.glob("*/__init__.py")]

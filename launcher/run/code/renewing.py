@@ -21,7 +21,7 @@ from launcher.run.layout import STORE, AttemptDir, RunDir
 
 
 def frozen_digest(code: CodeList) -> str:
-    """Return the digest of the listed code."""
+    """Return one digest of the names and contents of all listed files."""
     return tree_digest(code.files, content_hashes(code, "frozen"))
 
 

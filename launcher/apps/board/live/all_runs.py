@@ -180,8 +180,8 @@ class AllRuns:
         return self._changes(gone)
 
     def draw(self, until: float) -> RowChanges:
-        """Read more of the runs' metrics until the monotonic time `until`, for active runs first; return the changed
-        rows.
+        """Read metrics for the small curves of runs whose files have changed, active runs first, until the monotonic
+        time `until`; return the changed rows.
         """
         outdated = [self._known[run_id] for run_id in self._outdated]
         for known in sorted(outdated, key=lambda one: (one.status.state.ended, -one.status.submitted_at)):
