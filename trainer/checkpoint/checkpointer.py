@@ -110,8 +110,9 @@ class Checkpointer:
     def load(self) -> int:
         """Load the newest complete checkpoint into the objects; return its step, or 0 if there is none.
 
-        All ranks call it. Raises Fenced if the run's processes were launched again since, and the newer ones own the
-        folder, and TrainerError if the checkpoint is of another model or parts of a damaged one are in the objects.
+        All ranks call it. Raises Fenced if newer processes of the run own the folder. Raises TrainerError if the folder
+        cannot be used, if the checkpoint is of another model, or if a damaged checkpoint was read into the objects in
+        part and no other can be loaded.
         """
         self._wire.take_back_done()  # reported by another training of this script
         saver = self._open()
@@ -129,7 +130,8 @@ class Checkpointer:
     def _open(self) -> Saver:
         """Claim the checkpoint folder and the folder for snapshots in memory, and return a Saver; all ranks call it.
 
-        Claiming keeps earlier processes of the same run from writing there.
+        Claiming keeps earlier processes of the same run from writing there. Raises Fenced if newer processes of the run
+        have claimed either, and TrainerError if the checkpoint folder cannot be used.
         """
         self._save_group = _all_ranks_group(self._world, separate_disks=self._launched.disks_apart)
         token = self._take_over()
@@ -157,8 +159,9 @@ class Checkpointer:
     def continue_from(self, step: int) -> None:
         """Continue from `step`, whose state other ranks have provided, instead of calling `load`.
 
-        The checkpoint folder is claimed by the next save, or after the next step: claiming it here would make all ranks
-        wait. Snapshots in memory are made as after `load`.
+        Usually nothing is communicated: the checkpoint folder is claimed in the next `save` or in `after_step` of the
+        next step, whichever comes first. If snapshots in memory are on, the folder is claimed here: all ranks wait for
+        each other, and Fenced or SaveFailed may be raised.
         """
         self._at = self._continued_at = step
         self._saved_at = self._remembered_at = self._now()
@@ -181,16 +184,20 @@ class Checkpointer:
                 self._saver.add_verified(step, finite=finite)
 
     def abandon(self) -> None:
-        """Wait up to 0.2 s for a save that cannot end because its process groups are broken, then leave its thread."""
+        """Wait up to 0.2 s for each save whose process groups are broken, then go on without it.
+
+        Its thread may stay blocked until the process exits.
+        """
         for saver in (self._saver, self._memory.saver if self._memory else None):
             if saver is not None:
                 saver.abandon()
 
     def after_step(self, step: int, info: Mapping[str, Value] | None = None) -> bool:
-        """Save if that is due; return True if a stop was requested and everything is saved, so that the caller exits.
+        """Save if that is due; return True if a stop was requested, after trying to save, so that the caller exits.
 
         All ranks call it after every optimizer step. `info` are values for the checkpoint's manifest. A script that
-        exits with code 75 is started again by launch. Raises Fenced and SaveFailed.
+        exits with code 75 is started again by launch. Raises on all ranks: Fenced if newer processes of the run own the
+        folder, and SaveFailed after three failed saves in a row or if the folder cannot be claimed.
         """
         self.still_at(step)
         if step != self._continued_at:
@@ -216,11 +223,12 @@ class Checkpointer:
         return False
 
     def finish(self, step: int, info: Mapping[str, Value] | None = None, *, fingerprint: bool = True) -> str:
-        """Save the end of the training, report that the work is done, and return the state's fingerprint.
+        """Save the end of the training, report to launch that the work is done, and return the state's fingerprint.
 
-        `info` are values for the checkpoint's manifest. With `fingerprint` False the ranks do not read and compare the
-        whole state once more, and "" is returned. Raises Fenced and SaveFailed, and CheckpointDamaged if the bytes on
-        disk are not those that were written.
+        All ranks call it. `info` are values for the checkpoint's manifest. With `fingerprint` False the ranks do not
+        read and compare the whole state once more, and "" is returned. Raises on all ranks: Fenced if newer processes
+        of the run own the folder, SaveFailed after three failed saves, and CheckpointDamaged if the bytes on disk are
+        not those that were written.
         """
         if not self._save_surely(step, info):
             self._give_up()
@@ -245,10 +253,12 @@ class Checkpointer:
     def save(
         self, step: int, info: Mapping[str, Value] | None = None, *, wait: bool = False, best: bool = False
     ) -> None:
-        """Save now, even if no save is due.
+        """Save now, even if no save is due, unless this step is saved; all ranks call it.
 
-        With `best`, this checkpoint replaces the previous best one. With `wait`, return only once the save has ended;
-        otherwise it is written in the background. `info` are values for the manifest.
+        An earlier save is waited for. With `best`, this checkpoint replaces the previous best one. With `wait`, return
+        only once the save has ended; otherwise it is written in the background. `info` are values for the manifest. A
+        save that fails is only logged, and reported by `wait`. Raises TrainerError for state that cannot be saved, and,
+        if the folder is claimed here, Fenced or SaveFailed.
         """
         saver = self._open_saver()
         if step == self._saved_step:
@@ -303,7 +313,8 @@ class Checkpointer:
     def _open_saver(self) -> Saver:
         """Return the Saver; the first call makes it and claims the folder, and is a collective of all ranks.
 
-        Raises SaveFailed if the folder cannot be used.
+        Raises SaveFailed if the folder cannot be used, Fenced if newer processes of the run own it, and RuntimeError if
+        neither `load` nor `continue_from` was called.
         """
         if self._saver is not None:
             return self._saver
@@ -351,9 +362,10 @@ class Checkpointer:
             return None
 
     def _save_surely(self, step: int, info: Mapping[str, Value] | None) -> bool:
-        """Save and wait, up to three times if saves fail; return whether one succeeded. Raises Fenced.
+        """Save and wait, up to three times if saves fail; return whether one succeeded.
 
-        `info` are values for the checkpoint's manifest.
+        All ranks call it. Raises Fenced if newer processes of the run own the folder. `info` are values for the
+        checkpoint's manifest.
         """
         self._leaving = True
         for _ in range(_MOST_FAILURES):
@@ -366,9 +378,9 @@ class Checkpointer:
         return False
 
     def _prepare(self) -> None:
-        """Plan the first save and allocate its memory, after the first step.
+        """Plan the first save and allocate its memory, after the first step; all ranks call it.
 
-        State that cannot be saved raises an error now, and not only at the first save.
+        Raises TrainerError for state that cannot be saved, now and not only at the first save.
         """
         self._prepared = True
         contents = gather(self._subjects, self._world)
@@ -394,8 +406,8 @@ class Checkpointer:
     def _own_votes(self) -> list[bool]:
         """Return this rank's votes, in the order in which `after_step` unpacks them.
 
-        They are: stop requested, save due on disk, save due in memory, fenced, too many saves failed, ranks wait to
-        join.
+        They are: stop requested, save due on disk, save due in memory, fenced, three saves in a row failed, new ranks
+        wait to join.
         """
         now, saver = self._now(), self._saver
         seconds = self._every.seconds
@@ -412,7 +424,7 @@ class Checkpointer:
         ]
 
     def _give_up(self) -> None:
-        """Raise the error that ends the training after failed saves.
+        """Wait for the last save, and raise the error that ends the training after failed saves.
 
         It is Fenced if newer processes of the run own the directory, else SaveFailed.
         """
@@ -429,7 +441,7 @@ class Checkpointer:
     def _keep_best(self, step: int, info: Mapping[str, Value]) -> None:
         """Keep the committed checkpoint of this step as the best one, unless its save failed; all ranks call it.
 
-        `info` is added to its manifest. If keeping it is impossible, a warning is logged.
+        The save is waited for. `info` is added to its manifest. If keeping it is impossible, a warning is logged.
         """
         outcome = self._open_saver().wait()
         if outcome is None or outcome.path is not None or outcome.step != step:

@@ -85,7 +85,7 @@ def gather(subjects: Subjects, world: World, *, brings_shared: bool | None = Non
     """Return everything that this rank has to save; the tensors are the live ones, not copies.
 
     `brings_shared` says whether this rank adds the state that is the same for all; by default (None) rank 0 does.
-    Nothing is communicated.
+    Nothing is communicated. Raises TrainerError for state that cannot be saved.
     """
     brings_shared = world.is_first if brings_shared is None else brings_shared
     names = ModelNames(subjects.models)
@@ -128,7 +128,10 @@ def gather(subjects: Subjects, world: World, *, brings_shared: bool | None = Non
 
 
 def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor]:
-    """Add `value` to the contents as a JSON document called `name`; return the tensors in it, which are added too."""
+    """Add `value` to the contents as a JSON document called `name`; return the tensors in it, which are added too.
+
+    Raises TrainerError for values that cannot be saved.
+    """
     beside: dict[str, Tensor] = {}
     contents.documents[name] = to_json(value, f"state/{name}", beside)
     contents.tensors |= beside

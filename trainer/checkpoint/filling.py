@@ -17,8 +17,8 @@ from trainer.checkpoint_files.manifest import ITEM_BYTES, TensorEntry
 class Piece:
     """A range of bytes of a file, `size` bytes from offset `at`, and where they go.
 
-    They are read straight into `memory`, or, if it is None, into a scratch buffer, from which `put` copies them into a
-    tensor. `pinned` asks for a scratch buffer in page-locked memory.
+    They are read straight into `memory`, or, if it is None, into a scratch buffer; `put` is then called with these
+    bytes as a uint8 tensor and copies them to their place. `pinned` asks for a scratch buffer in page-locked memory.
     """
 
     at: int  # the offset in the file

@@ -54,7 +54,7 @@ def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> 
     """Return the SHA-256 over all tensors and the optimizer's values that are no tensors, as hex text.
 
     It covers names, types, shapes and block digests in the order of names. Every file is read and compared with its
-    digest in the manifest. `after_part` is called after each file and block. Raises CheckpointDamaged.
+    digest in the manifest. `after_part` is called after each file and block. Raises CheckpointDamaged or OSError.
     """
     manifest = verify(entry, after_file=after_part)
     with _opened(entry, manifest) as files:
@@ -66,7 +66,8 @@ def fingerprint_together(
 ) -> str:
     """Return the digest of `fingerprint` on all ranks, which call this together.
 
-    `still_here` is called on each rank at intervals of about `report_every_s` seconds or less.
+    `still_here` is called on each rank at intervals of about `report_every_s` seconds or less. Raises CheckpointDamaged
+    on all ranks if some rank cannot read its part or finds it damaged.
     """
     return (_digest_over_disks if save_group.separate_disks else _digest_on_shared_disk)(
         entry, save_group, still_here, report_every_s
@@ -78,7 +79,8 @@ def _digest_on_shared_disk(
 ) -> str:
     """Divide the files and blocks among the ranks, and return on all ranks the digest that rank 0 combines.
 
-    All ranks call it, and `still_here` is called on each at least every `report_every_s` seconds or so.
+    All ranks call it, and `still_here` is called on each at least every `report_every_s` seconds or so. Raises
+    CheckpointDamaged on all ranks if some rank cannot read its part or finds it damaged.
     """
     manifest, problem = save_group.broadcast(_read_manifest(entry) if save_group.is_first else (None, ""))
     if manifest is None:
@@ -120,9 +122,10 @@ def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
 
 
 def _own_part(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: dict[int, bytes]) -> Iterator[bool]:
-    """Verify this rank's share of the files, then store the digests of its share of the blocks in `digests`, by number.
+    """Verify this rank's share of the files, then store the digests of its share of the blocks in `digests`.
 
-    Yields True after each file and block.
+    The keys of `digests` are the blocks' positions in `blocks(manifest)`. Yields True after each file and block. Raises
+    CheckpointDamaged or OSError.
     """
     many = len(save_group.ranks)
     for file in manifest.files[save_group.me :: many]:
@@ -144,7 +147,10 @@ def _merged(value: Sequence[bytes]) -> bytes:
 
 
 def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> None:
-    """Fill `view` from offset `at` of the file with this number; `files` has descriptors by number."""
+    """Fill `view` from offset `at` of the file with this number; `files` has descriptors by number.
+
+    Raises CheckpointDamaged if the file is too short.
+    """
     read_exactly(files[number], view, at)
 
 
@@ -173,7 +179,7 @@ def _digest_over_disks(
     """Return on all ranks, which all call it, the digest of files that are on several disks.
 
     Rank 0 requests from the others the bytes that its own disk lacks. `still_here` is called on each rank at intervals
-    of about `report_every_s` seconds.
+    of about `report_every_s` seconds. Raises CheckpointDamaged on all ranks if a file is damaged or unreadable.
     """
     manifest, problem, held = None, "", set[int]()
     if save_group.acts_for_disk:
@@ -202,10 +208,11 @@ def _digest_on_first(
     held: Sequence[set[int]],
     after_block: Callable[[], None],
 ) -> tuple[str, str]:
-    """Compute the fingerprint on rank 0; return it and "", or "" and the problem.
+    """Compute the fingerprint on rank 0; return it and "", or "" and the text of the error.
 
-    `files` are the descriptors of the files on its own disk, and `held` has, for each rank, the numbers of the files
-    that it can send. `after_block` is called after each block.
+    The other ranks call `_serve_first` meanwhile, and are told the fingerprint. `files` are the descriptors of the
+    files on its own disk, and `held` has, for each rank, the numbers of the files that it can send. `after_block` is
+    called after each block.
     """
 
     def read(number: int, view: memoryview, at: int) -> None:
@@ -257,7 +264,8 @@ def _raise_first(problems: Iterable[str]) -> None:
 def _digest_all(manifest: Manifest, read: Read, after_block: Callable[[], None]) -> str:
     """Return the fingerprint, computed by this process alone.
 
-    `read` reads bytes of the manifest's files, and `after_block` is called after each block.
+    `read(file, view, at)` fills `view` from offset `at` of the manifest's file with this number. `after_block` is
+    called after each block.
     """
     digests: dict[int, bytes] = {}
     for number, block in enumerate(blocks(manifest)):
@@ -267,7 +275,11 @@ def _digest_all(manifest: Manifest, read: Read, after_block: Callable[[], None])
 
 
 def _combine(manifest: Manifest, digests: Mapping[int, bytes], values: Mapping[str, Any]) -> str:
-    """Return the fingerprint, made of the block digests by number and the optimizers' other values."""
+    """Return the fingerprint.
+
+    `digests` are those of all blocks, by their positions in `blocks(manifest)`; `values` is the optimizers' state that
+    is no tensors.
+    """
     whole = hashlib.sha256()
     for name in sorted(manifest.tensors):
         if name.startswith(OF_TRAINING):
@@ -281,7 +293,10 @@ def _combine(manifest: Manifest, digests: Mapping[int, bytes], values: Mapping[s
 
 @contextlib.contextmanager
 def _opened(entry: Entry, manifest: Manifest, wanted: Collection[int] | None = None) -> Iterator[dict[int, int]]:
-    """Yield the descriptors of the files in `wanted` by their numbers (None: all that are on this disk)."""
+    """Yield the descriptors of the files in `wanted` by their numbers (None: all that are on this disk).
+
+    They are closed at the end of the context. Raises CheckpointDamaged or OSError if one cannot be opened.
+    """
     if wanted is None:
         away = set(missing(entry.path, manifest))
         wanted = [number for number, file in enumerate(manifest.files) if file.name not in away]
@@ -310,7 +325,7 @@ def _has_values(document: str) -> bool:
 def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
     """Return the optimizers' state that is not tensors, by optimizer and parameter, whichever rank saved it.
 
-    `read` reads bytes of the manifest's files.
+    `read(file, view, at)` fills `view` from offset `at` of the manifest's file with this number.
     """
     found: dict[str, Any] = {}
     for name, tree in manifest.trees.items():
@@ -324,7 +339,11 @@ def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
 
 
 def _replace_tensors(value: Any, manifest: Manifest, read: Read) -> Any:
-    """Replace each reference to a tensor, whose name depends on the rank that saved it, by the tensor's digests."""
+    """Return `value` with each reference to a tensor replaced by the tensor's digests.
+
+    A reference is a name that depends on the rank that saved it. `read(file, view, at)` fills `view` from offset `at`
+    of the manifest's file with this number.
+    """
     if isinstance(value, list):
         return [_replace_tensors(word, manifest, read) for word in value]
     if not isinstance(value, dict):
@@ -354,7 +373,10 @@ class Block:
         return [need for row in self.entry.rows for need in needed(self.name, box, row)]
 
     def digest(self, read: Read) -> bytes:
-        """Return the SHA-256 of the block's bytes."""
+        """Return the SHA-256 of the block's bytes.
+
+        `read(file, view, at)` fills `view` from offset `at` of the manifest's file with this number.
+        """
         whole, scratch = torch.empty(self.lengths, dtype=dtype_of(self.entry.dtype)), Scratch()
         for need in self.needs():
             for at, memory in places([piece_of(whole, self.entry, need)], scratch):

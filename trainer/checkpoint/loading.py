@@ -253,7 +253,8 @@ class Reader:
     def _apply_optimizers(self, shared: Mapping[str, Any]) -> None:
         """Restore all optimizers from the filled tensors.
 
-        `shared` is the decoded state that all ranks share, with the options of the optimizers' groups.
+        `shared` is the decoded state that all ranks share, with the options of the optimizers' groups. Raises
+        TrainerError if an optimizer is not the one that was saved, and CheckpointDamaged if a document is missing.
         """
         spread = [
             self._document(name)
@@ -324,8 +325,8 @@ def _layout(tensor: Tensor) -> tuple[object, ...]:
 def read_patiently(read: Callable[[], None]) -> tuple[str, bool]:
     """Call `read`; return (problem, damaged): the text of its error, or "", and whether the checkpoint is damaged.
 
-    A missing file is retried for several seconds, as over NFS a name appears late that another node has just made. If
-    it is still missing, that counts as damage.
+    Only CheckpointDamaged and OSError are caught. A missing file is retried for three seconds, as over NFS a name
+    appears late that another node has just made. If it is still missing, that counts as damage.
     """
     end = time.monotonic() + _NEWS_TAKES_S
     while True:

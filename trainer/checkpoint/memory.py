@@ -106,8 +106,9 @@ def open_memory_tier(
     """Return the MemoryTier for the snapshots of this rank's node, or None if there are to be none; all ranks call it.
 
     There are none if snapshots are off or some node cannot have them. The tier is claimed with a fencing token. With
-    `asynchronous`, snapshots are written in the background. `on_commit` is called with the step of each. Raises Fenced
-    if newer processes of the run have claimed it.
+    `asynchronous`, snapshots are written by a background thread, which calls `on_commit` with the step of each written
+    snapshot whose weights are finite; otherwise the saving call does both. Raises Fenced if newer processes of the run
+    have claimed it.
     """
     every = Every.parse(launched.memory_every, "checkpoint.memory_every")
     if every == Every():

@@ -26,7 +26,8 @@ def load_model(module: nn.Module, folder: str | Path, step: int | None = None, *
     """Load a checkpoint's weights into the module, or their average if one was saved; return the checkpoint's step.
 
     `folder` holds checkpoints, or is one; without a step it is the newest complete one, or with `best` the best one.
-    Every byte is compared and nothing changes on disk. After CheckpointDamaged, or if none was complete, the module has
+    Every byte is compared and nothing changes on disk. Raises CheckpointDamaged if the checkpoint of the given step is
+    damaged, and TrainerError if none is complete or if it is of another model. After an error the module may have
     undefined weights.
     """
 
@@ -44,9 +45,10 @@ def load_model(module: nn.Module, folder: str | Path, step: int | None = None, *
 def load_model_together(
     module: nn.Module, folder: Path, world: World, step: int | None = None, *, best: bool = False
 ) -> int:
-    """Load weights as `load_model` does, on all ranks, and return their step.
+    """Load weights as `load_model` does, on all ranks, which all call it, and return their step.
 
-    Rank 0 chooses the checkpoint: the newest complete one, with `best` the best one, or that of `step`.
+    Rank 0 chooses the checkpoint in `folder`: the newest complete one, with `best` the best one, or that of `step`.
+    Raises TrainerError as `load_model` does.
     """
     found = call_on_first(world, lambda: load_model(module, folder, step, best=best))
     if not world.is_first:

@@ -32,7 +32,8 @@ class NewestState:
     def load(self, memory: MemoryTier | None) -> Loaded | None:
         """Load the newest state into the objects and return facts about it, or None if there is none.
 
-        `memory` has the snapshots of this node, if there are any.
+        `memory` has the snapshots of this node, if there are any. All ranks call it. Raises TrainerError if the
+        checkpoint is of another model, or if none is left once parts of a damaged one have been read into the objects.
         """
         loaded = None if memory is None else self._load_from_memory(memory)
         return loaded or self._load_from_disk()
@@ -40,7 +41,8 @@ class NewestState:
     def _load_from_disk(self) -> Loaded | None:
         """Load the newest undamaged checkpoint on disk and return facts about it, or None if there is none.
 
-        Raises TrainerError if none is left once parts of a damaged one have been read into the objects.
+        All ranks call it. Raises TrainerError if the checkpoint is of another model, or if none is left once parts of a
+        damaged one have been read into the objects.
         """
         passed_over: set[int] = set()
         while True:
@@ -103,8 +105,8 @@ class NewestState:
     def _newest_finite(self, newest_first: Iterable[tuple[object, Manifest]]) -> Manifest | None:
         """Return the first manifest with finite weights, else the first one, or None for no manifests.
 
-        `newest_first` has pairs, of which the second is the manifest. Newer checkpoints without finite weights are
-        renamed once a finite one is found, as training repeats their steps.
+        `newest_first` has pairs, of which the second is the manifest. Once a finite one is found, newer checkpoints are
+        renamed, so that none is loaded again: training repeats their steps.
         """
         not_finite: list[Manifest] = []
         for _, manifest in newest_first:
@@ -118,8 +120,8 @@ class NewestState:
     def _whole(self, passed_over: set[int]) -> Iterator[tuple[tuple[int, str], Manifest]]:
         """Yield ((step, nonce), manifest) of the checkpoints that are complete on this disk, newest first.
 
-        The nonce is the random name of a save. Nothing is yielded on ranks that do not act for their disk. Damaged
-        checkpoints are renamed, and steps in `passed_over` left out.
+        The nonce is the random name of a save. Nothing is yielded on ranks that do not act for their disk. Steps in
+        `passed_over` are left out, and so are damaged checkpoints, which are renamed so that none is loaded again.
         """
         for step in reversed(catalog.steps(self._folder) if self._save_group.acts_for_disk else []):
             if step not in passed_over:
@@ -189,7 +191,10 @@ class NewestState:
 
 
 def _reject(entry: Entry, problem: str, damaged: bool) -> None:
-    """Log that a checkpoint is skipped because of `problem`; if it is damaged, try to rename it."""
+    """Log that a checkpoint is skipped because of `problem`.
+
+    If it is `damaged`, also try to rename it, so that it is not loaded again.
+    """
     log.warning("falling back to the checkpoint before step %d: %s", entry.step, problem)
     if damaged:
         try:

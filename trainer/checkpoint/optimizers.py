@@ -35,7 +35,10 @@ class OptimizerNames:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state tensors that this rank has, by name: `optimizer/<parameter>/exp_avg`."""
+        """Return the state tensors that this rank has, by name: `optimizer/<parameter>/exp_avg`.
+
+        Raises TrainerError for a DTensor whose values are not summed over ranks yet (a Partial placement).
+        """
         return {
             f"{self._prefix}{name}/{key}": _whole_values(f"{self._prefix}{name}/{key}", value)
             for name, state in self._states()
@@ -155,7 +158,7 @@ def _on_device_of(live: Any, saved: Any) -> Any:
 def device_of_state(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
     """Return the device for the tensor `key` of a parameter's state; `group` is the parameter's group.
 
-    It is the parameter's, but the CPU for a step count that no kernel reads.
+    It is the parameter's device, but the CPU for `step`, unless the group is `capturable` or `fused`.
     """
     if key == "step" and not (group.get("capturable") or group.get("fused")):
         return torch.device("cpu")

@@ -72,7 +72,8 @@ def signature(tensors: Mapping[str, Tensor]) -> int:
 def make_plan(tensors: dict[str, Tensor], save_group: SaveGroup) -> WritePlan:
     """Agree on which rank writes which parts, and return this rank's plan; rank 0 decides.
 
-    All ranks call it with the tensors, or shards of them, that they have.
+    All ranks call it with the tensors, or shards of them, that they have. Raises TrainerError on all ranks if a tensor
+    is of a type that cannot be saved.
     """
     brought = save_group.reduce(shares.encode(shares.local_shares(tensors, save_group.me)), shares.merge)
     decided = (
@@ -134,9 +135,10 @@ def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorE
 
 
 def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Iterator[Chunk]:
-    """Yield a share (a row of parts that successive ranks have), cut where the offsets of its parts in files change.
+    """Yield `share` as Chunks, each of which has successive parts at the same offset of their files.
 
-    `ats` has each part's offset in the file of its rank. The rank at place `first` writes the first part.
+    The rank at place `first` of the save group writes the first part of the share, and `ats` has each part's offset in
+    the file of the rank that writes it.
     """
     cuts = [] if share.count == 1 else (np.flatnonzero(np.diff(ats)) + 1).tolist()
     whole = Chunk(first, 0, share.offsets, share.lengths, share.count, share.stride, share.dim)

@@ -68,7 +68,7 @@ class SaveGroup:
     def broadcast(self, message: T) -> T:
         """Return on all ranks of the group, which all call it, the value that the first rank passes.
 
-        Other ranks may pass anything.
+        Other ranks may pass anything. Raises RuntimeError if a message is lost.
         """
         if self.group is None:
             return message
@@ -79,21 +79,28 @@ class SaveGroup:
         return received
 
     def all_gather(self, message: T) -> list[T]:
-        """Return on all ranks, which all call it, the values that all ranks pass, in the order of `ranks`."""
+        """Return on all ranks, which all call it, the values that all ranks pass, in the order of `ranks`.
+
+        Raises RuntimeError if a message is lost.
+        """
         messages = self.reduce(pickle.dumps([message]), _concatenate)
         data: list[T] = _unpickle(self.broadcast(messages or b""))
         return data
 
     def maximum(self, *numbers: int) -> list[int]:
-        """Return on all ranks, which all call it, the greatest number that any rank passes for each argument."""
+        """Return on all ranks, which all call it, the greatest number that any rank passes for each argument.
+
+        Raises RuntimeError if a message is lost.
+        """
         found = self.reduce(pickle.dumps(numbers), _elementwise_maximum)
         return list(_unpickle(self.broadcast(found or b"")))
 
     def reduce(self, message: bytes, merge: Callable[[Sequence[bytes]], bytes]) -> bytes | None:
         """Return all messages merged on the first rank, and None on the others, which all call it.
 
-        `merge` joins the messages of neighbouring ranks, so that no rank receives more than a few. A `broadcast` has to
-        follow: in it all ranks get an error if a message was lost.
+        `merge` joins the messages of neighbouring ranks, so that no rank receives more than a few. A rank whose
+        messages are lost, or whose `merge` fails, raises the error; a `broadcast` has to follow, in which the other
+        ranks get an error too.
         """
         lost: Exception | None = None
         for level in self.children:
@@ -115,9 +122,9 @@ class SaveGroup:
         return None
 
     def _send_up(self, message: bytes | None) -> None:
-        """Send the message to the parent in the tree.
+        """Send the message to the parent in the tree; on rank 0, which has no parent, report a loss to the children.
 
-        None means that a message was lost; all ranks then get an error.
+        None means that a message was lost; all ranks then get an error. Raises RuntimeError if sending fails.
         """
         if self.me == 0:
             self._send_down(None)
@@ -184,7 +191,10 @@ class SaveGroup:
                 dist.send(torch.frombuffer(piece, dtype=torch.uint8), dst=self.ranks[place], group=self.group)
 
     def _receive_message(self, place: int) -> bytes:
-        """Return the message of the rank at this place (index in `ranks`). Raises RuntimeError if it was lost."""
+        """Wait for the message of the rank at this place (index in `ranks`), and return it.
+
+        Raises RuntimeError if it was lost.
+        """
         frame = bytearray(_FRAME)
         self.receive(memoryview(frame), place)
         (size,) = _LENGTH.unpack_from(frame)
@@ -200,7 +210,7 @@ class SaveGroup:
         dist.send(torch.frombuffer(view, dtype=torch.uint8), dst=self.ranks[0], group=self.group)
 
     def receive(self, view: memoryview, place: int) -> None:
-        """Fill `view` with bytes that the rank at this place (index in `ranks`) sends."""
+        """Wait for bytes that the rank at this place (index in `ranks`) sends, and fill `view` with them."""
         dist.recv(torch.frombuffer(view, dtype=torch.uint8), src=self.ranks[place], group=self.group)
 
 

@@ -158,14 +158,21 @@ class Saver:
         return dict.fromkeys(self._finite, True) | dict.fromkeys(self._not_finite, False)
 
     def plan(self, contents: Contents) -> WritePlan:
-        """Return the plan for this state; a new one is made only if the shape of some rank's state has changed."""
+        """Return the plan for this state; all ranks call it.
+
+        The earlier plan is returned unless names, shapes or types of some rank's tensors have changed. Raises
+        TrainerError on all ranks if a tensor is of a type that cannot be saved.
+        """
         stale = self._plan is None or self._plan.signature != signature(contents.tensors)
         if self._save_group.maximum(stale)[0] or self._plan is None:
             self._plan = make_plan(contents.tensors, self._save_group)
         return self._plan
 
     def reserve(self, contents: Contents) -> None:
-        """Plan the first save and allocate its memory; do nothing while a save is being written."""
+        """Plan the first save and allocate its memory; all ranks call it. Do nothing while a save is being written.
+
+        Raises TrainerError on all ranks if a tensor is of a type that cannot be saved.
+        """
         if self._thread is None:  # the same on all ranks, and only then is the save group free
             self._staging.reserve(self.plan(contents).size)
 
@@ -173,7 +180,8 @@ class Saver:
         """Copy the state and write it in the background, after waiting for the save before it; all ranks call it.
 
         `info` are values for the manifest. With `best`, the checkpoint replaces the previous best one. A Saver that is
-        not asynchronous writes before it returns.
+        not asynchronous writes before it returns. A save that fails raises nothing: `wait` returns how it ended. Raises
+        TrainerError on all ranks if a tensor is of a type that cannot be saved.
         """
         self.wait()
         self._pieces, self._best_pending = 0, best
@@ -203,9 +211,9 @@ class Saver:
         return self._best_pending
 
     def wait(self) -> Outcome | None:
-        """Wait for the last save and return how it ended, or None if there was none.
+        """Wait for the last save, however long it takes, and return how it ended, or None if there was none.
 
-        The Saver's `while_waiting` is called as long as the save makes progress.
+        Meanwhile the Saver's `while_waiting` is called each time that more was written.
         """
         if self._thread is not None:
             seen = 0
@@ -253,7 +261,7 @@ class Saver:
             self._clean_up(request)  # nobody waits for it: all know by now that the checkpoint is there
 
     def _write(self, request: SaveRequest) -> Outcome:
-        """Write one checkpoint with the other ranks and return its outcome."""
+        """Write one checkpoint with the other ranks, which all call it; return its outcome, the same on all."""
         begun = self._save_group.broadcast(self._begin(request) if self._save_group.is_first else Outcome(request.step))
         if isinstance(begun, Outcome):
             return begun
@@ -286,7 +294,10 @@ class Saver:
     # Every error on one rank becomes a message to the others, which wait for it.
 
     def _begin(self, request: SaveRequest) -> _NewSave | Outcome:
-        """Make the draft folder on rank 0; return on all ranks the message about it, or the failed outcome."""
+        """Make the draft folder; return the message about it for the other ranks, or the failed outcome.
+
+        Only rank 0 calls it.
+        """
         token = self._directory.token
         try:
             info = msgspec.json.encode(request.info)
@@ -455,7 +466,10 @@ class Saver:
         return stock
 
     def _read(self, step: int) -> tuple[str, frozenset[str], float]:
-        """Return nonce, file names and time of saving, in seconds since 1970, from a checkpoint's manifest."""
+        """Return (nonce, file names, seconds since 1970 when it was saved) from the manifest of this step.
+
+        Raises CheckpointDamaged or OSError.
+        """
         manifest = catalog.read_manifest(self._entry(step), partial=True)
         return manifest.nonce, frozenset(file.name for file in manifest.files), manifest.saved_unix_s
 

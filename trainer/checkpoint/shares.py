@@ -49,7 +49,7 @@ _DECODER = msgspec.msgpack.Decoder(dict[str, TensorShares])
 def local_shares(tensors: Mapping[str, Tensor], place: int) -> dict[str, TensorShares]:
     """Return, by tensor, the one part that this rank has: its shard of a DTensor, or the whole tensor.
 
-    `place` is the rank's index in the save group.
+    `place` is the rank's index in the save group. Raises TypeError for an item that is no tensor.
     """
     found: dict[str, TensorShares] = {}
     for item in default_planner.create_default_local_save_plan(dict(tensors), is_coordinator=True).items:

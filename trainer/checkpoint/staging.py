@@ -32,7 +32,8 @@ class Staging:
     def fill(self, plan: WritePlan, tensors: Mapping[str, Tensor]) -> None:
         """Copy the plan's parts of `tensors` into the buffer; the tensors may change once this returns.
 
-        On a GPU the bytes are complete after `filled()`.
+        On a GPU the copy is only queued, and the bytes are complete after `filled()`. Raises ValueError if a tensor has
+        another shape than planned.
         """
         self._await_allocation()
         if self._buffer.numel() < plan.size:

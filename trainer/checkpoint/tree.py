@@ -48,9 +48,10 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def to_json(value: Any, where: str, tensors: dict[str, Tensor]) -> bytes:
-    """Return the value as JSON; large and sharded tensors are added to `tensors` and only referred to.
+    """Return the value as JSON; tensors that are sharded or over 64 KiB are added to `tensors` and only referred to.
 
-    `where` is the name of the document: it begins the tensors' names, which continue with the path to each.
+    `where` is the name of the document: it begins the tensors' names, which continue with the path to each. Raises
+    TrainerError, with the path, for types that cannot be saved.
     """
     return json.dumps(_encode(value, where, tensors), separators=(",", ":"), allow_nan=False).encode()
 
@@ -74,8 +75,8 @@ def tensor_of(encoded: dict[str, Any]) -> str | None:
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     """Return the value as plain JSON values; types that JSON lacks become objects with a tag.
 
-    `where` is the value's path. Large tensors are added to `tensors` under it. Raises TrainerError, with the path, for
-    types that cannot be saved.
+    `where` is the value's path. Tensors that are sharded or over 64 KiB are added to `tensors` under it. Raises
+    TrainerError, with the path, for types that cannot be saved.
     """
     kind = type(value)
     if value is None or kind in (bool, str):
@@ -106,12 +107,18 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _items(value: Any, where: str, tensors: dict[str, Tensor]) -> list[Any]:
-    """Return the items of a sequence encoded, in order, as `_encode` does with `where` and `tensors`."""
+    """Return the items of a sequence encoded, in order, as `_encode` does with `where` and `tensors`.
+
+    Raises TrainerError for types that cannot be saved.
+    """
     return [_encode(item, f"{where}/{place}", tensors) for place, item in enumerate(value)]
 
 
 def _pairs(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> list[Any]:
-    """Return a list of encoded pairs of key and value, as `_encode` does with `where` and `tensors`."""
+    """Return a list of encoded pairs of key and value, as `_encode` does with `where` and `tensors`.
+
+    Raises TrainerError for types that cannot be saved.
+    """
     return [
         [_encode(key, f"{where}/key", tensors), _encode(item, f"{where}/{key}", tensors)] for key, item in value.items()
     ]
@@ -123,9 +130,10 @@ def _tagged(tag: str, value: Any) -> dict[str, Any]:
 
 
 def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return a small tensor inline, or a reference to a large or sharded one, which is added to `tensors`.
+    """Return a tensor inline, or a reference to one that is sharded or over 64 KiB, which is added to `tensors`.
 
-    `where` is its path in the state, and becomes its name.
+    `where` is its path in the state, and becomes its name. Raises TrainerError for a layout or type that cannot be
+    saved.
     """
     if value.layout is not torch.strided:
         raise TrainerError(f"checkpoint: {where}: a tensor of layout {value.layout} cannot be saved")

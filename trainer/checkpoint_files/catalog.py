@@ -39,7 +39,10 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def steps(folder: Path) -> list[int]:
-    """Return the steps that a training can resume from, oldest first."""
+    """Return the steps of the checkpoints in `folder` that a training can resume from, oldest first.
+
+    These are not the best ones, which are kept only to be used. The list is empty if the folder does not exist.
+    """
     return [entry.step for entry in entries(folder) if entry.kind == "step"]
 
 
@@ -112,7 +115,10 @@ def verify(entry: Entry, *, partial: bool = False, after_file: Callable[[], None
 
 @contextlib.contextmanager
 def _removal_reported(entry: Entry) -> Iterator[None]:
-    """Raise CheckpointDamaged that says `was removed` if the checkpoint is deleted while it is read in this context."""
+    """Change errors of this context about missing files into CheckpointDamaged.
+
+    Its text says `was removed` if the whole checkpoint is gone, else which file is missing. Other errors pass through.
+    """
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, CheckpointDamaged) as error:

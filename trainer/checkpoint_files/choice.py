@@ -43,9 +43,9 @@ def first_whole(
 ) -> _Found:  # fmt: skip
     """Return the result of `use` for the first candidate that is complete and undamaged.
 
-    `warn` gets a message for each one that is skipped. Candidates are the checkpoints from the newest on, with `best`
-    the best one, or only that of `step`. Raises CheckpointDamaged if the checkpoint of the given step is damaged, and
-    TrainerError if there is none.
+    Candidates are the checkpoints from the newest on, with `best` the best one, or only that of `step`. If `use` raises
+    CheckpointDamaged, the candidate is skipped with a message to `warn`; for a given step the error is raised. Raises
+    TrainerError if no candidate is left. Other errors of `use` are raised as they are.
     """
     elsewhere: CheckpointPartial | None = None
     folder, best = named_best(folder, best=best)

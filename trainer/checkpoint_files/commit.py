@@ -36,8 +36,9 @@ from trainer.errors import CheckpointDamaged
 def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> FencingToken:
     """Claim the folder for the run's processes of this attempt and generation, so that saves of all others fail.
 
-    A generation is one launch of the ranks in an attempt. Returns the fencing token for the calls below. Raises Fenced
-    if newer processes of the run own the folder.
+    A generation is one launch of the ranks in an attempt. Drafts of others are deleted. Returns the fencing token for
+    the calls below. Raises Fenced if newer processes of the run own the folder, TrainerError if another process holds
+    its lock for too long, and OSError.
     """
     token = fence.take_token(folder, attempt, generation)
     for name in os.listdir(folder):
@@ -51,7 +52,7 @@ def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> 
 def begin(folder: Path, step: int, token: FencingToken, run_dir: Path | None = None) -> Path:
     """Make a draft folder for the checkpoint of `step`, and return it.
 
-    Raises Fenced if `token` is no longer the newest, in `folder` or in the folder of the run (`run_dir`).
+    Raises Fenced if `token` is no longer the newest, in `folder` or in the folder of the run (`run_dir`), or OSError.
     """
     draft = folder / draft_name(step, token.attempt, new_nonce())
     _begin(draft, token, run_dir)
@@ -168,7 +169,7 @@ def place_best(
     """Make a checkpoint the best one, as `publish_best` does, but without removing the previous best ones.
 
     Returns the folders of these, for `remove`. `info` is added to the manifest; `run_dir` is the run's folder, whose
-    fence is checked too.
+    fence is checked too. Raises Fenced, OSError or CheckpointDamaged.
     """
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)
@@ -194,7 +195,10 @@ def place_best(
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove the checkpoints in these folders: rename all durably first, so that none is half deleted, then delete."""
+    """Remove the checkpoints in these folders: rename all durably first, so that none is half deleted, then delete.
+
+    Folders that do not exist are ignored. Raises OSError.
+    """
     folders = set()
     for path in paths:
         discard(path)
@@ -204,7 +208,10 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def set_aside(entry: Entry) -> Path:
-    """Rename a damaged checkpoint, so that it is not loaded but can be inspected; return its new path."""
+    """Rename a damaged checkpoint, so that it is not loaded but can be inspected; return its new path.
+
+    Raises OSError.
+    """
     aside = entry.path.parent / bad_name(entry.path.name)
     os.rename(entry.path, aside)
     sync_folder(entry.path.parent)
@@ -212,7 +219,7 @@ def set_aside(entry: Entry) -> Path:
 
 
 def discard(path: Path) -> None:
-    """Rename `path` to a trash name, to be deleted later; do nothing if it does not exist."""
+    """Rename `path` to a trash name, to be deleted later; do nothing if it does not exist. Raises OSError."""
     try:
         os.rename(path, path.parent / trash_name(path.name))
     except FileNotFoundError:
@@ -245,7 +252,7 @@ def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
 def _rename(draft: Path, final: Path, kind: Kind, manifest: Manifest) -> None:
     """Rename the draft to its final name.
 
-    An error is ignored if the rename has happened all the same, which NFS may cause.
+    Over NFS an error may come although the rename has happened; such an error is ignored. Raises OSError for others.
     """
     try:
         os.rename(draft, final)

@@ -89,7 +89,10 @@ class _Opened:
             read_exactly(self._files[file], view, at)
 
     def document(self, name: str) -> Any:
-        """Return the parsed JSON document of this name, or _NO_PLACE if the checkpoint has none."""
+        """Return the parsed JSON document of this name, its bytes if it is no JSON, or _NO_PLACE if there is none.
+
+        Raises CheckpointDamaged.
+        """
         tree = self.manifest.trees.get(name)
         if tree is None:
             return _NO_PLACE

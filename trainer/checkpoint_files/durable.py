@@ -36,8 +36,9 @@ def write_new(
 ) -> Written:
     """Write a file that must not exist yet, and sync it to disk; return its size and digest.
 
-    Its name is durable only after `sync_folder`. `after_piece` is called after each piece. Do not retry a file after an
-    error: the kernel may have marked pages clean that never reached the disk.
+    Its name is durable only after `sync_folder`. `after_piece` is called after each piece. Raises OSError,
+    FileExistsError for an existing file. Do not retry a file after an error: the kernel may have marked pages clean
+    that never reached the disk.
     """
     digest, size = xxhash.xxh3_128(), 0
     fd = os.open(path, _CREATE, 0o600)
@@ -145,7 +146,10 @@ class _Reading:
         self._unwanted = memoryview(b"")
 
     def skip_to(self, end: int) -> None:
-        """Read and hash everything up to offset `end`, without keeping it."""
+        """Read and hash everything up to offset `end`, without keeping it.
+
+        Raises CheckpointDamaged if the file ends before.
+        """
         if end - self.at > len(self._unwanted):
             self._unwanted = memoryview(bytearray(min(end - self.at, _READ_BYTES)))
         while self.at < end:
@@ -169,7 +173,10 @@ class _Reading:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Open a regular file for reading in this context, which gets the descriptor."""
+    """Open a regular file for reading in this context, which gets the descriptor.
+
+    Raises CheckpointDamaged for a link, folder or device in its place.
+    """
     fd = open_to_read(path)
     try:
         yield fd

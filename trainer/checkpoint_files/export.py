@@ -83,10 +83,11 @@ def export(
 ) -> Written:  # fmt: skip
     """Write the weights of the newest complete checkpoint, with `best` of the best one, or of `step`.
 
-    The target's ending chooses the format: `.safetensors`, `.pt`, `.dcp`, or none for a Hugging Face folder, whose
-    files have at most `most_bytes_per_file` (None: 5 GB). An existing target is replaced only with `overwrite`. `dtype`
-    converts floating-point tensors; `model` chooses one of several models. With `averaged`, saved averages replace the
-    weights. Raises TrainerError.
+    `folder` holds checkpoints, or is one. The target's ending chooses the format: `.safetensors`, `.pt`, `.dcp`, or
+    none for a Hugging Face folder, whose files have at most `most_bytes_per_file` (None: 5 GB). An existing target is
+    replaced only with `overwrite`, else FileExistsError is raised. `dtype` converts floating-point tensors; `model`
+    chooses one of several models. With `averaged`, saved averages replace the weights. Raises TrainerError for options
+    that cannot work, or if no such checkpoint is complete and undamaged.
     """
     shape, target = Shape(dtype, model, most_bytes_per_file, overwrite, averaged), Path(target)
     check(target, shape)
@@ -144,7 +145,8 @@ def export_entry(entry: Entry, target: Path, shape: Shape, notes: Mapping[str, s
 def _write(form: Form, draft: Path, weights: Weights, notes: Mapping[str, str], most_bytes: int) -> None:
     """Write the weights into the draft in this format.
 
-    `notes` go into the metadata of safetensors; a folder's files have at most `most_bytes` each.
+    `notes` go into the metadata of safetensors; a folder's files have at most `most_bytes` each. Raises TrainerError
+    for a type that safetensors does not have.
     """
     match form:
         case Form.SAFETENSORS:
@@ -166,7 +168,7 @@ def _write(form: Form, draft: Path, weights: Weights, notes: Mapping[str, str], 
 def _write_folder(folder: Path, weights: Weights, notes: Mapping[str, str], most_bytes: int) -> None:
     """Write a Hugging Face folder: safetensors files of at most `most_bytes` each, and an index if there are several.
 
-    `notes` go into their metadata.
+    `notes` go into their metadata. Raises TrainerError for a type that safetensors does not have.
     """
     parts = split(weights.tensors.values(), most_bytes)
     one = ["model.safetensors"]

@@ -72,7 +72,7 @@ def check(folder: Path, token: FencingToken, run_dir: Path | None = None) -> Non
     """Raise Fenced if a newer start has taken a token in `folder`.
 
     With `run_dir`, the run's folder, Fenced is raised also if launch's fence there names a newer attempt. Raises
-    CheckpointDamaged if a fence is damaged.
+    CheckpointDamaged if a fence cannot be decoded, and OSError.
     """
     newest = read_token(folder)
     if newest != token:
@@ -117,7 +117,11 @@ def _run_attempt(run_dir: Path) -> int:
 
 @contextlib.contextmanager
 def _locked(folder: Path, limit_s: float) -> Iterator[None]:
-    """Hold the lock under which the token is read and replaced; the kernel releases a killed holder's lock."""
+    """Hold, in this context, the lock under which the token is read and replaced.
+
+    The kernel releases a killed holder's lock. Raises TrainerError if another process holds it for longer than
+    `limit_s`.
+    """
     fd = os.open(folder / FENCE_LOCK, _LOCK, 0o600)
     try:
         _lock(fd, folder, limit_s)

@@ -222,10 +222,10 @@ def _smallest_file(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
 
 
 def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
-    """Return a problem if parts overlap, which would leave other elements uninitialised; None if none do.
+    """Return a problem as text if parts overlap, which would leave other elements uninitialised; None if none do.
 
-    The parts of a sharded tensor can be separated by straight cuts. The rest are compared pairwise only if they are
-    few, so that the time is bounded for every manifest.
+    The parts of a sharded tensor can be separated by straight cuts. The rest are compared pairwise, but too many of
+    them count as a problem, so that the time is bounded for every manifest.
     """
     groups = [[Chunk(0, 0, row.offsets, _lengths(row)) for row in rows if 0 not in row.lengths]]
     for _ in range(_MOST_CUTS):

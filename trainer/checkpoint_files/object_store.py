@@ -104,7 +104,7 @@ class ObjectStore:
         return sorted(found, key=lambda held: (held.step, held.attempt, held.saved_unix_s))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size of each file of a save in the store."""
+        """Return the size in bytes of each file of a save in the store, by name; {} if there is no such save."""
         with self._asking():
             self._fs.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):

@@ -34,7 +34,8 @@ def expired(
     Good steps were verified when loaded or hashed when written by these processes; those of earlier ones do not count
     until then. While there are fewer than `keep` good ones, `keep` others that are older stay as well, or a run that is
     cut short again and again would fill its disk. Steps in `spared` are never deleted. Steps in `spoilt` have weights
-    that are not finite: they do not count as good, and the `keep` newest of them stay.
+    that are not finite: they do not count as good, and the `keep` newest of them stay. Raises ValueError if `keep` is
+    less than 1.
     """
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, got {keep}")
@@ -48,9 +49,9 @@ def expired(
 def spared(disks: Sequence[Stock]) -> set[int]:
     """Return the steps that must not be deleted however old they are, if checkpoints are spread over disks.
 
-    These are the newest that survives the loss of any one disk, the newest complete one, and the oldest complete one
-    after the first of these: its second copies are under way, and would never finish if each such checkpoint were
-    deleted meanwhile.
+    `disks` gives each disk's files by save; for a single disk the result is empty. The steps are the newest that
+    survives the loss of any one disk, the newest complete one, and the oldest complete one after the first of these:
+    its second copies are under way, and would never finish if each such checkpoint were deleted meanwhile.
     """
     whole = [step for step, count in _copies(disks).items() if count]
     if len(disks) < 2 or not whole:

@@ -85,7 +85,10 @@ class Weights:
         self.tied = self._tied()
 
     def data(self, name: str) -> Iterator[bytes]:
-        """Yield the tensor's bytes in order, a few megabytes at a time."""
+        """Yield the tensor's bytes in order, a few megabytes at a time, converted to the exported type.
+
+        Raises CheckpointDamaged or OSError if its files cannot be read.
+        """
         entry, wanted = self._entries[name], self.tensors[name].dtype
         for piece in pieces(entry, self._read):
             yield piece if wanted == entry.dtype else convert(piece, entry.dtype, wanted)
@@ -96,7 +99,10 @@ class Weights:
             read_exactly(self._files[file], view, at)
 
     def _tied(self) -> dict[str, str]:
-        """Return the other names of tied weights, each with the name under which it is saved."""
+        """Return the other names of tied weights, each with the name under which it is saved.
+
+        Raises CheckpointDamaged if the file that has them is too short.
+        """
         tree = self._manifest.trees.get(_SHARED)
         if tree is None or tree.size > _MOST_BYTES:
             return {}
@@ -116,7 +122,7 @@ class Weights:
 
 
 def name_of_average(name: str) -> str:
-    """Return the name under which the average of parameter `model/NAME` is saved."""
+    """Return the name under which the average of a parameter is saved, for its name `model/...` in the checkpoint."""
     return _OF_AVERAGE + name.removeprefix(_OF_MODEL)
 
 
@@ -193,10 +199,11 @@ def _places(entry: TensorEntry) -> Iterator[Place]:
 
 
 def _ranges_of_block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequence[int], item: int) -> Iterator[Place]:
-    """Yield the ranges of a block's bytes in order; a block has all elements with some fixed indexes before `dim`.
+    """Yield the ranges of a block's bytes in order.
 
-    `parts` are the saved parts that cover the block, each with the offset in its file where the block begins. `shape`
-    is that of the tensor, and `item` the size of an element in bytes.
+    A block has all elements of the tensor whose indexes in the dimensions before `dim` are certain fixed ones. `parts`
+    are the saved parts that cover it, each with the offset in its file where the block begins. `shape` is that of the
+    tensor, and `item` the size of an element in bytes.
     """
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim:]) == tuple(shape[dim:]):
