@@ -30,11 +30,14 @@ class CheckpointPartial(CheckpointDamaged):
 
 
 class NotFinite(TrainerError):
-    """Raised if loss or gradients were not finite in too many steps in a row."""
+    """Raised if a loss or gradient is not finite, or the loss is a spike, in too many steps in a row.
+
+    The training's setting `skip_limit` says how many are too many.
+    """
 
 
 class SaveFailed(TrainerError):
-    """Raised after so many failed saves in a row that training on is pointless.
+    """Raised after three failed saves in a row, or if the checkpoint folder has become unusable.
 
     `failed_rank` is the rank whose disk failed, or None if that is not known; `launch` then avoids that rank's node.
     """

@@ -66,7 +66,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def _lines(paths: list[Path]) -> list[dict[str, Any]]:
-    """Return the decoded lines of all files, in the order of the run's attempts and their starts."""
+    """Return the decoded lines of all files, in the order of the run's attempts and their starts. Raises OSError."""
     starts: list[list[dict[str, Any]]] = []
     for path in paths:
         starts.append([])

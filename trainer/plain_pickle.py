@@ -60,7 +60,10 @@ class _Reader:
         self._memo: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:
-        """Execute the opcode of this name with its argument. Raises NotPlain for an opcode that does not build data."""
+        """Execute the opcode of this name with its argument.
+
+        Raises NotPlain for an opcode that does not build data, or that does not fit the items on the stack.
+        """
         if name == "MARK":
             self._marks.append(len(self.stack))
         elif name in _EMPTY:
@@ -81,7 +84,10 @@ class _Reader:
             self.stack.append(argument)
 
     def _gather(self, name: str) -> None:
-        """Execute an opcode that joins items of the stack to a list, tuple or dict."""
+        """Execute an opcode that joins items of the stack to a list, tuple or dict.
+
+        Raises NotPlain if they do not fit.
+        """
         stack = self.stack
         count = _GATHERED[name]
         items = self._to_mark() if count is None else [stack.pop() for _ in range(count)][::-1]
@@ -98,7 +104,7 @@ class _Reader:
                 stack.append(tuple(items))
 
     def _make(self, name: str, argument: Any) -> None:
-        """Execute an opcode that names or makes an object."""
+        """Execute an opcode that names or makes an object. Raises NotPlain if the items on the stack do not fit."""
         stack = self.stack
         last = None if name == "GLOBAL" else stack.pop()
         match name:

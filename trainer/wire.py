@@ -45,7 +45,7 @@ class Every:
         raise BadSettings(f"{where}: expected something like '500 steps' or '90 s', got {text!r}")
 
     def is_due(self, step: int) -> bool:
-        """Return whether an interval in steps ends with this step."""
+        """Return whether the interval ends with this step; False for one in seconds, which the caller measures."""
         return self.steps is not None and step % self.steps == 0
 
 
@@ -161,7 +161,8 @@ class Wire:
         """Report the current step, at most 20 times a second, as only the newest counts.
 
         `total_steps` is the number of steps of the whole training, None if unknown. In a run of `launch prove` that is
-        to be killed after this step, report it and wait for the kill.
+        to be killed after this step, report it and wait for the kill. Raises ValueError for metrics that do not fit
+        into a line of 4096 bytes.
         """
         if self._fd is None:
             return

@@ -107,11 +107,12 @@ def join(
     device: torch.device | str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> World:
-    """Connect to the other ranks, which the environment describes, and return the world.
+    """Connect to the other ranks, which the environment describes, wait for all of them, and return the world.
 
     With `group`, a world of one gets a process group too, as FSDP needs it. `timeout_s` (None: that of
     LAUNCH_GROUP_TIMEOUT_S, or 600) limits each operation of the group. `device` None is a GPU if there is one. A
-    process group that the script has made is used as it is. Raises BadSettings.
+    process group that the script has made is used as it is. Raises BadSettings for an environment that cannot work, and
+    torch's DistError or an OSError if the ranks do not meet in time.
     """
     if environ.get("LAUNCH_RESERVE"):
         raise BadSettings(
@@ -200,7 +201,8 @@ class Membership:
     def take(cls, *, group: bool, timeout_s: float | None = None, device: str | None = None) -> "Membership":
         """Return the current membership if it fits, else a new one, made by `join`; all ranks call it.
 
-        `group`, `timeout_s` and `device` are those of `join`. A group that the script has made is never destroyed here.
+        `group`, `timeout_s` and `device` are those of `join`, and so are the errors. A group that the script has made
+        is never destroyed here.
         """
         if cls._kept is not None and cls._kept.fits(device):
             cls._kept.taken += 1
@@ -225,10 +227,10 @@ class Membership:
         return self._ours and self._at_a_port and self.taken == 1 and self.world.size <= _MESH
 
     def rejoin(self, until_readable: int) -> World:
-        """Give up the group, which has lost a rank, and meet the other ranks at the environment's new address.
+        """Give up the group, which has lost a rank, and wait for the other ranks at the environment's new address.
 
-        Returns the new world. Raises torch's RuntimeError once the descriptor `until_readable` is readable: launch has
-        sent another message, and the ranks meet elsewhere.
+        Returns the new world. Raises the errors of `join`, such as torch's RuntimeError once the descriptor
+        `until_readable` is readable: launch has sent another message, and the ranks meet elsewhere.
         """
         device = self.world.device
         if not dist.is_initialized():  # the meeting before this one came to nothing
@@ -285,7 +287,8 @@ class Membership:
 def membership(*, group: bool, timeout_s: float | None = None, device: str | None = None) -> Iterator[World]:
     """Take part in the process group, and wait for all ranks at the end of the context.
 
-    `group`, `timeout_s` and `device` are those of `join`.
+    `group`, `timeout_s` and `device` are those of `join`, and so are the errors. After an error in the context no rank
+    is waited for.
     """
     taken = Membership.take(group=group, timeout_s=timeout_s, device=device)
     try:
@@ -332,7 +335,8 @@ def call_on_rank(world: World, rank: int, act: Callable[[], T]) -> T:
 def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt.timedelta) -> World:
     """Make the gloo group for control messages, wait for all ranks in it, and return the world.
 
-    `device` is the one that the user wants; None: a GPU if there is one.
+    `device` is the one that the user wants; None: a GPU if there is one. `timeout` limits each operation of the group.
+    Raises BadSettings if there is no such GPU, or a variable of `environ` is no number.
     """
     local_rank = _number(environ, "LOCAL_RANK", 0)
     size = dist.get_world_size()
@@ -397,8 +401,8 @@ def _device(local_rank: int, wanted: torch.device | None) -> torch.device:
 def _own_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
     """Return the store in which ranks find each other, which this process, rank 0, serves at its own address only.
 
-    Raises BadSettings if it cannot listen there. By default TCPStore listens on every interface, without a password
-    (pytorch#173909).
+    `size` is the number of ranks, and `timeout` limits each operation of the store. Raises BadSettings if it cannot
+    listen there. By default TCPStore listens on every interface, without a password (pytorch#173909).
     """
     try:
         listener = _listener(address, port, waiting=min(4096, size + 128))
@@ -421,15 +425,19 @@ def _own_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dis
 
 
 def _store_of_first(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
-    """Return a client of the store that rank 0 serves."""
+    """Connect to the store that rank 0 serves at this address, and return it.
+
+    `size` is the number of ranks, and `timeout` limits the connecting and each operation. Raises torch's DistError.
+    """
     return dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 def _found_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
     """Return rank 0's store once it listens, within about two minutes.
 
-    Raises OSError or torch's DistError after that time, and DistNetworkError if launch sends a new message meanwhile.
-    TCPStore alone would retry a refused connection until the operation times out, with most of a second between tries.
+    `size` is the number of ranks, and `timeout` limits each later operation of the store. Raises OSError or torch's
+    DistError after the two minutes, and DistNetworkError if launch sends a new message meanwhile. TCPStore alone would
+    retry a refused connection until the operation times out, with most of a second between tries.
     """
     end, patience_s = time.monotonic() + _MEET_S, _PATIENCE_S
     while True:

@@ -57,7 +57,7 @@ class Episodes:
 
 
 def serve(episodes: Episodes, address: str) -> http.server.ThreadingHTTPServer:
-    """Start a thread that answers requests of actors at `address`; return its server.
+    """Start a thread that answers requests of actors at `address`, written HOST:PORT; return its server.
 
     Each POST contains the episode that was played, or null, and the answer is the next one to play.
     """

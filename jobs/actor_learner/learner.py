@@ -98,10 +98,10 @@ def as_lists(net: nn.Sequential) -> dict[str, Any]:
 
 
 def shares(played: Sequence[Any], world: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return for each rank the states of its episodes, the pushes, and the weight of each push in the loss.
+    """Return for each of `world` ranks the states of its episodes, the pushes, and the weight of each push in the loss.
 
-    The weight of a push is the discounted time that the pole stood after it, less the mean of the whole batch, in
-    standard deviations.
+    `played` has the states and pushes of each episode. The weight of a push is the discounted time that the pole stood
+    after it, less the mean of the whole batch, in standard deviations, divided by the number of pushes.
     """
     stood = [torch.arange(len(pushes), 0, -1) for _, pushes in played]
     returns = [(1 - _DISCOUNT**left) / (1 - _DISCOUNT) for left in stood]

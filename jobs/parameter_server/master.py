@@ -78,7 +78,7 @@ def update(net: nn.Module, optimizer: torch.optim.Optimizer, gradient: Tensor) -
 
 
 def serve(address: str) -> "queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]]]":
-    """Start a server for workers at `address`, and return the queue of its requests.
+    """Start a server for workers at `address`, written HOST:PORT, and return the queue of its requests.
 
     Each is a gradient that a worker pushes, or None from a new worker, with a queue for the answer.
     """

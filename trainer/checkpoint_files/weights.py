@@ -122,7 +122,7 @@ class Weights:
 
 
 def name_of_average(name: str) -> str:
-    """Return the name under which the average of a parameter is saved, for its name `model/...` in the checkpoint."""
+    """Return the name `average/NAME` under which the average of the parameter `name`, `model/NAME`, is saved."""
     return _OF_AVERAGE + name.removeprefix(_OF_MODEL)
 
 

@@ -21,7 +21,11 @@ MARK = "collectives "
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure everything that the command line asks for; return 1 if a result was wrong, else 0."""
+    """Measure everything that the command line asks for; return 1 if a result was wrong, else 0.
+
+    All ranks call it. `arguments` are those of the command line (None: the process's own). Raises BadSettings for
+    options that cannot work.
+    """
     options = _options(arguments)
     world = join(group=True, device={"gloo": "cpu", "nccl": "cuda"}.get(options.backend))
     try:
@@ -31,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace, world: World) -> int:
-    """Measure everything that the options ask for, report it, and return the number of wrong results."""
+    """Measure everything that the options ask for, report it, and return the number of wrong results.
+
+    All ranks call it. Raises BadSettings for numbers of ranks that the world does not have.
+    """
     counts = options.ranks or [world.size]
     if bad := [count for count in counts if not 2 <= count <= world.size]:
         raise BadSettings(f"--ranks: expected numbers from 2 to {world.size}, which there are, got {bad[0]}")
@@ -57,7 +64,7 @@ def _measure(options: argparse.Namespace, world: World) -> int:
 
 
 def _report(world: World, what: str, **arguments: object) -> None:
-    """Write a line of JSON with a result of the kind `what`, on rank 0."""
+    """Write a line of JSON with a result of the kind `what`, on rank 0; `arguments` are its further fields."""
     if world.is_first:
         sys.stdout.write(f"{MARK}{json.dumps({'what': what, **arguments})}\n")
         sys.stdout.flush()

@@ -70,7 +70,11 @@ def timed(
 
 
 def _timed(name: str, one: Prepared, place: Place, size_bytes: int) -> Timed:
-    """Run the operation `name` repeatedly; return its times and wrong results, or why the backend lacks it."""
+    """Run the operation `name` repeatedly; return its times and wrong results, or why the backend lacks it.
+
+    All ranks that take part call it: `one` is the operation with its buffers on this rank, and `place` says which rank
+    this is. `size_bytes` is only noted in the result.
+    """
     try:
         for _ in range(_WARM):
             one.fill()

@@ -100,7 +100,7 @@ def own_address() -> str:
 
 
 def _plain_seconds(listener: socket.socket | None, where: tuple[str, int, bytes]) -> float:
-    """Return the seconds of a round trip over a plain socket, or 0 if no connection can be made.
+    """Return the seconds of a round trip over a plain socket, or 0 if there is no connection within a minute.
 
     The side without a `listener` connects; `where` is the address, the port and the token that it has to send.
     """
@@ -121,7 +121,10 @@ def _plain_seconds(listener: socket.socket | None, where: tuple[str, int, bytes]
 
 
 def _echoed(line: socket.socket, *, first: bool) -> float:
-    """Return the seconds of a round trip over this socket; the side with `first` sends first."""
+    """Return the median seconds of a round trip over this socket; the side with `first` sends first.
+
+    Raises OSError if the connection ends or the other side does not answer.
+    """
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     data, took = bytes(_SIZE), []
     for _ in range(_WARM + _TIMES):

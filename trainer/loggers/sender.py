@@ -66,7 +66,7 @@ class Sender:
         self._thread.start()
 
     def put(self, row: Row) -> None:
-        """Add a row to send, or count it as lost if too many are waiting."""
+        """Add a row to send, or count it as lost if 10,000 are waiting."""
         with self._changed:
             if len(self._waiting) < _MOST:
                 self._waiting.append(row)
@@ -92,7 +92,10 @@ class Sender:
             log.warning("%s: no answer within %g s of the end", self._name, patience_s)
 
     def _work(self) -> None:
-        """Open the tracker and send rows until the end, retrying after errors."""
+        """Open the tracker and send rows until the end, retrying after errors.
+
+        After `end` was called, an error ends it.
+        """
         opened, wait_s = False, _FIRST_WAIT_S
         while True:
             last = self._wait_for_work() if opened else self._ending.is_set()

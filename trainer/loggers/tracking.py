@@ -60,7 +60,7 @@ class TrackingLogger(Callback):
         self._done = False
 
     def tracker(self, about: About) -> Tracker:
-        """Return the connection to the server for the training `about`; a subclass makes it."""
+        """Return the connection to the server for the training `about`; a subclass has to define this method."""
         raise NotImplementedError
 
     def on_start(self, training: Training) -> None:

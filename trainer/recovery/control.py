@@ -135,7 +135,7 @@ _LONGEST_S = 2e6  # what a poll can wait, 23 days
 def await_rank(launched: Launched) -> None:
     """Wait in a reserve process until launch's message gives it a rank; do nothing in any other process.
 
-    Exits the process if no message comes.
+    Exits the process if launch closes the pipes, or if no valid message comes within 23 days.
     """
     if launched.reserve is None:
         return

@@ -130,7 +130,8 @@ class Replica:
     def give(self, agreed: Agreement, world: World) -> None:
         """Send each receiver this rank's stripe (range of bytes) of weights and optimizer; the source sends the rest.
 
-        The ranks with the step call it while the receivers make a ReplicaReader and call `take`.
+        The ranks with the step call it while the receivers make a ReplicaReader and call `take`. It returns once all is
+        sent. Raises torch's RuntimeError if a rank is gone.
         """
         is_source = world.rank == agreed.source
         alike: dict[tuple[int, ...], list[int]] = {}
@@ -171,7 +172,11 @@ class ReplicaReader(Reader):
         self._documents[of_rank(world.rank)] = memoryview(to_json(own, "", {}))  # its own state a rank has kept
 
     def take(self) -> dict[str, Any]:
-        """Receive the state into the model, the optimizers and all objects; return the loop's field values."""
+        """Wait for the state and put it into the training's objects; return the values of the loop's fields.
+
+        These objects are the models, the optimizers and the others that have state. Raises TrainerError if the state is
+        of another model, and torch's RuntimeError if a sender is gone.
+        """
         self.prepare()
         alike = {name: self._place(name, dtype, shape) for name, dtype, shape in self._header.alike}
         own = {name: self._place(name, dtype, shape) for name, dtype, shape in self._header.own}

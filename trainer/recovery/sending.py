@@ -69,7 +69,8 @@ def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
 def read(places: Places, into: Sequence[Tensor], piece_bytes: int = _PIECE_BYTES) -> None:
     """Copy the tensors at `places` in another process into the tensors `into`, in pieces of at most `piece_bytes`.
 
-    Raises OSError if the system forbids it; some of the tensors may have been read by then.
+    Raises OSError if the system forbids it, the process has ended, or its tensors may no longer be read; some of the
+    tensors may have been read by then.
     """
     _check_mark(places)
     pieces = []
@@ -139,10 +140,10 @@ def _system(name: str) -> Callable[..., int]:
 
 
 def send(outgoing: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World) -> None:
-    """Send tensors to other ranks, all at once, and wait until they are sent.
+    """Send tensors to other ranks, all at once, and wait until they are sent; these ranks call `receive`.
 
     Each item of `outgoing` is (ranks, the tensors that each of these ranks gets). Tensors on a GPU are copied to the
-    host first.
+    host first. Raises torch's RuntimeError if a rank is gone.
     """
     sent: list[tuple[dist.Work | None, Tensor]] = []
     for ranks, tensors in outgoing:
@@ -163,9 +164,10 @@ def send(outgoing: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: Worl
 
 
 def receive(incoming: Mapping[int, Sequence[Tensor]], world: World) -> None:
-    """Receive tensors from several ranks at once, and wait until all have come.
+    """Receive tensors from several ranks at once, which call `send`, and wait until all have come.
 
-    `incoming` gives by sending rank the contiguous tensors to receive into, in the order in which it sends them.
+    `incoming` gives by sending rank the contiguous tensors to receive into, in the order in which it sends them. Raises
+    torch's RuntimeError if a rank is gone.
     """
     coming: list[dist.Work | None] = []
     together: list[tuple[list[Tensor], Tensor]] = []
@@ -186,9 +188,9 @@ def receive(incoming: Mapping[int, Sequence[Tensor]], world: World) -> None:
 
 
 def _may_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """Return whether the peer `rank` is on this node and the tensors are large enough to be read from memory.
+    """Return whether the peer `rank` is on this node and the tensors have at least 1 MiB together.
 
-    Sender and receiver get the same answer.
+    They are then read from the sender's memory. Sender and receiver get the same answer.
     """
     near = rank // world.local_size == world.rank // world.local_size
     return near and sum(one.nbytes for one in tensors) >= _LARGE_BYTES
@@ -231,7 +233,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _by_size(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return (the small tensors, the large ones): only large ones are sent each in a message of its own."""
+    """Return (the tensors of less than 1 MiB, the others); each of the others is sent in a message of its own."""
     small: list[Tensor] = []
     large: list[Tensor] = []
     for tensor in tensors:

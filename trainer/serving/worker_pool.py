@@ -121,7 +121,10 @@ class WorkerPool:
         os._exit(0)
 
     def _do(self, message: dict[str, Any]) -> None:
-        """Execute one command."""
+        """Execute one command of the server: `message["op"]` is load, fork, become or renew.
+
+        For `become` it does not return.
+        """
         match message["op"]:
             case "load":
                 self._load(lambda: find_service(message["app"], message["args"]), Path(message["checkpoint"]))
@@ -163,7 +166,10 @@ class WorkerPool:
         self._server.send({"op": "loaded", **described})
 
     def _fork(self, message: dict[str, Any]) -> None:
-        """Fork a worker, with the settings in `message`, which serves the socket that came with the message."""
+        """Fork a worker that serves the socket which came with the message.
+
+        The message has its number of threads (`threads`) and its own number (`number`).
+        """
         end = self._server.receive_socket()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -175,7 +181,10 @@ class WorkerPool:
         self._children.add(pid)
 
     def _work(self, end: socket.socket, message: dict[str, Any]) -> NoReturn:
-        """Answer batches on the socket `end` until the server closes it, then exit: with 1 after an error, else 0."""
+        """Answer batches on the socket `end` until the server closes it, then exit: with 1 after an error, else 0.
+
+        The message has the worker's number of threads (`threads`) and its own number (`number`).
+        """
         code = 1
         try:
             assert self._service is not None, "the server asks for workers of what was loaded"  # noqa: S101 - the server's protocol
@@ -188,7 +197,10 @@ class WorkerPool:
         os._exit(code)
 
     def _renew(self, message: dict[str, Any]) -> None:
-        """Fork a worker pool that loads another checkpoint and takes commands over the socket in the message."""
+        """Fork a worker pool that loads the checkpoint in the message.
+
+        It takes commands over the socket that came with the message.
+        """
         end = self._server.receive_socket()
         pid = os.fork()
         if pid:
@@ -210,7 +222,7 @@ class WorkerPool:
         os.close(self._wakeup)
 
     def _reap(self) -> None:
-        """Collect workers that have exited; their sockets close, by which the server notices."""
+        """Collect workers that have exited, without waiting; their sockets close, by which the server notices."""
         with suppress(BlockingIOError):
             while os.read(self._child_exited, 512):
                 continue
