@@ -51,8 +51,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def supervise(strategy: "Strategy", go: BinaryIO) -> int:
-    """Run the strategy and return its exit code; if it fails on a damaged record, write an end of the run that names
-    the record, and raise the error.
+    """Run the strategy and return its exit code. If it raises Damaged, because of a damaged record, write an end of the
+    run that names the record, and raise the error again.
+
+    `go` is the pipe from which the strategy reads the starter's message to begin.
     """
     try:
         with waiting_for_disks():

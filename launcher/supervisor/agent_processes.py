@@ -98,7 +98,9 @@ class AgentProcess:
     gate: socket.socket | None = None  # the channel by which its zygote's standby is asked to become the next agent
 
     def start(self) -> int:
-        """Start the process and return its pid."""
+        """Start the process and return its pid; raise OSError if its log cannot be opened or the process cannot be
+        started.
+        """
         make_dir(self.log.parent)
         log = patiently(lambda: os.open(self.log, _LOG, 0o600))
         fds, environment = [*self.keep], dict(self.environment)
@@ -143,7 +145,7 @@ class AgentProcess:
         """Record that the process has ended with this wait status. If its zygote has left a standby, take over the
         standby as the next `place`.
 
-        An agent that exits in good order ends its standby itself, unless another attempt follows.
+        An agent that exits because its work is done ends its standby itself, unless another attempt follows.
         """
         self.pid, self.last = None, status
         if self.gate is not None and not self.leads:
@@ -303,8 +305,8 @@ class SupervisedLease:
         self._lease, self._watch, self.copies = lease, LeaseWatch(slept, clock), lease.copies
 
     def due(self) -> Due:
-        """Return what to do about the lease now. The watchdog has some seconds after the expiry to act first, and the
-        agent FAREWELL_S more to exit by itself before it is killed.
+        """Return what to do about the lease now. The watchdog has a few seconds after the expiry to act first, and the
+        agent two more (FAREWELL_S) to exit by itself before it is killed.
         """
         left_s = _AFTER_WATCHDOG_S + self._watch.left_s(self._lease.until)
         if left_s > 0:
@@ -431,7 +433,7 @@ def agent_process(
     """Return an object for a node's agent process on this machine; it is not running yet.
 
     `keep` are descriptors that it inherits. `gpus` lists the GPUs that it may use; with None the plan decides, or it
-    may use all. The coordinator, if it runs in this agent, sets `records_due`.
+    may use all. The coordinator, if it runs in this agent, sets `records_due` when there are new records.
     """
     argv = _argv(plan.run_dir, str(attempt.number), node)
     environment = _environment(os.environ, plan.run_dir)
@@ -566,7 +568,7 @@ class AgentProcesses:
                     agent.died(dead[agent.pid])
 
     def end_now(self, agents: Sequence[AgentProcess]) -> None:
-        """Kill the agents and all processes below them."""
+        """Kill the agents and all processes below them, and wait up to ten seconds until they are gone."""
         end_all(lambda: [pid for agent in agents for pid in agent.tree()])
 
     def end(self, standbys_of: Sequence[AgentProcess] = ()) -> None:

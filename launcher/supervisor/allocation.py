@@ -57,7 +57,10 @@ class StopSignal:
 
 
 def claim_attempt(marker: Path) -> bool:
-    """Return True if this process may run the attempt; only the first that creates the marker file may."""
+    """Return True if this process may run the attempt; only the first that creates the marker file may.
+
+    Raise OSError if the file cannot be written.
+    """
     try:
         create_record(marker, this_process())
     except FileExistsError:
@@ -143,7 +146,9 @@ class Allocation:
         return end
 
     def _write_at_once(self, end: AttemptEnd, failure: Failure | None) -> AttemptEnd:
-        """Write how the attempt ended, and return it."""
+        """Write how the attempt ended, with the failure that the run's state then shows (None: keep an earlier one),
+        and return `end`. Raise Fenced if a newer attempt exists.
+        """
         write_end(self._run, self._attempt, end, self._plan, failure)
         return end
 

@@ -39,7 +39,7 @@ def write_end(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan | None, failure: Failure | None = None
 ) -> None:
     """Write the attempt's end record, then the event and the state that follow from it; raise Fenced if a newer attempt
-    exists.
+    exists, and OSError if they cannot be written.
 
     `plan` is None if it cannot be read any more. `failure` becomes the failure that the state shows; None keeps an
     earlier one unless the run has succeeded.
@@ -54,7 +54,7 @@ def record_damage(run: RunDir, error: Damaged) -> None:
     """Write an end of the newest attempt that names the damaged record without which its supervisor cannot continue.
 
     Nothing is written if the attempt belongs to another process: a supervisor that was cut off may not have noticed
-    that the run continues elsewhere.
+    that the run continues elsewhere. Raise Fenced if a newer attempt exists, and OSError if the end cannot be written.
     """
     last, me = newest(run), this_process()
     if last is None:
@@ -70,7 +70,8 @@ def settle(
 ) -> None:
     """Write the event and the state that follow from the end record, unless the record's writer did so before it died.
 
-    `plan` and `failure` are as for `write_end`.
+    `plan` and `failure` are as for `write_end`. Raise Fenced if a newer attempt exists, and OSError if they cannot be
+    written.
     """
     kind = "requeue" if end.state is State.QUEUED else "ended"
     if not any(event.attempt == attempt.number and event.kind == kind for event in read_lines(run.events, Event)):
@@ -85,14 +86,17 @@ def settle(
 
 
 def _check_newest(run: RunDir, attempt: AttemptDir) -> None:
-    """Raise Fenced if a newer attempt has taken over; ignore a fence whose attempt does not exist."""
+    """Raise Fenced if a newer attempt has taken over; ignore a fence whose attempt does not exist. Raise Damaged if the
+    fence cannot be read.
+    """
     last = newest(run)
     if last is None or last.number > attempt.number:
         check_fence(run, attempt.number)
 
 
 def write_cancelled(run: RunDir, attempt: AttemptDir, plan: Plan | None, *, alone: bool = False) -> None:
-    """Write that the attempt was cancelled, unless it has an end; raise LaunchError if that cannot be written.
+    """Write that the attempt was cancelled, unless it has an end; raise LaunchError if that cannot be written, and
+    Fenced if a newer attempt exists.
 
     `plan` is None if it cannot be read any more. `alone` records that a host wrote the end without its leader.
     """
@@ -135,7 +139,7 @@ def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
     """Record a request to stop, for the reason `kind` (as in StopRequest); the first request counts, but a `cancel`
     replaces any other.
 
-    If it cannot be written, the signal that follows has to suffice.
+    An error is ignored, because the caller sends a signal as well.
     """
     request = StopRequest(kind, time.time(), this_process())
     with contextlib.suppress(OSError, Damaged):
@@ -148,7 +152,8 @@ def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
 
 def pass_on_stop(before: AttemptDir | None, attempt: AttemptDir) -> None:
     """Copy to `attempt` the stop request of the attempt `before`, which came just after that attempt had ended. Do
-    nothing if there is none, if `before` is None, or if `attempt` has a request of its own.
+    nothing if there is none, if `before` is None, or if `attempt` has a request of its own. Raise OSError if it cannot
+    be written.
     """
     late = readable(before.stop, StopRequest) if before is not None else None
     if late is not None and not attempt.stop.exists():
@@ -175,7 +180,8 @@ def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd 
     """Write and return the end of an attempt whose coordinator is gone, if its records show how it ended: by an end
     record, by a stop that was requested, or because all ranks have finished.
 
-    Return None if they show none of these.
+    Return None if they show none of these. Raise Fenced if a newer attempt exists, and OSError if the end cannot be
+    written.
     """
     end = readable(attempt.end, AttemptEnd)
     if end is not None:
@@ -264,7 +270,8 @@ def write_failure(
     write the end that says so, and return it.
 
     `text` is the failure in one line, for people, and `evidence` a detail of it for the event. The end is written by
-    `write` if that is given, and the result is then what `write` returns.
+    `write` if that is given, and the result is then what `write` returns; else Fenced is raised if a newer attempt
+    exists.
     """
     last, history = readable(run.state, RunState), read_lines(run.events, Event)
     event = Event(
@@ -298,9 +305,10 @@ def write_failure(
 
 
 def announce_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
-    """Append to the history how the run is about to end, for hosts that have it before that is written.
+    """Append an event that says how the run is about to end, and return `end`.
 
-    Return `end`.
+    The other hosts of a pool get the event before the end record is written, so that one that takes over in between
+    ends the run in the same way. Raise OSError if the event cannot be written.
     """
     text = f"about to end: {end.message or end.state}"
     append_line(run.events, Event(time.time(), attempt.number, "ending", text, cause=end.cause, end=end))

@@ -1,5 +1,6 @@
 """Hand attempts to a place exactly once, whichever process dies at whatever moment. A place is where a run goes: this
-machine, an SSH pool, a batch system or a login node. A handle is the record by which it is asked about an attempt.
+machine, an SSH pool, a batch system or a login node. An intent is the record of an attempt that is written before its
+place is asked to start it, and a handle the record by which the place is asked about it afterwards.
 
 intent with its submit token (fsync) ─ lock ─ the place is asked to start it ─ handle (fsync) ─ marked as done ─ unlock
 
@@ -35,7 +36,11 @@ def is_open(run: RunDir, attempt: AttemptDir) -> bool:
 
 
 def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
-    """Write the end, for the reason `why`, of an attempt that was never started and never will be."""
+    """Write the end, for the reason `why`, of an attempt that was never started and never will be.
+
+    Raise Fenced if a newer attempt exists, Damaged if the plan cannot be read, and OSError if the end cannot be
+    written.
+    """
     end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), why)
     write_end(run, attempt, end, read_plan(run, attempt.number))
 
@@ -99,12 +104,17 @@ class Handover:
     def withdraw(self) -> None:
         """Write that all the handover's attempts were cancelled before they began, so that no process hands them over
         later.
+
+        Raise Fenced if one has a newer attempt, Damaged if a plan cannot be read, and OSError if an end cannot be
+        written.
         """
         for run, attempt in self.members:
             write_end(run, attempt, cancelled("cancelled before it began"), read_plan(run, attempt.number))
 
     def give_up(self, why: str) -> None:
-        """Write the end of each of its attempts that is open, with the reason `why`."""
+        """Write the end of each of its attempts that is open, with the reason `why`; errors are those of the function
+        `give_up`.
+        """
         for run, attempt in self.members:
             if is_open(run, attempt):
                 give_up(run, attempt, why)

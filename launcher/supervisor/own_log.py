@@ -9,7 +9,9 @@ _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 
 
 def log_to(path: Path) -> None:
-    """Redirect stdout and stderr of this process to the file at `path`."""
+    """Append from now on all that this process writes to stdout and stderr to the file at `path`, which is made if it
+    does not exist. Raise OSError if it cannot be opened.
+    """
     log = patiently(lambda: os.open(path, _LOG, 0o600))
     os.dup2(log, 1)
     os.dup2(log, 2)

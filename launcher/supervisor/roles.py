@@ -100,8 +100,10 @@ class RolesOfRun:
         return min((one for one in moments if one is not None), default=None)
 
     def update(self) -> AttemptEnd | None:
-        """Start the roles that may start, and handle those that have ended; return how the run ends if a role's end
-        decides that, else None.
+        """Start the roles that may start, and end the processes of those that have ended; return how the run ends if a
+        role's end decides that, else None.
+
+        Roles that restart together with one that restarts are asked to.
         """
         now, awaited = time.monotonic(), self._roles.awaited()
         for part in self._parts:
@@ -135,7 +137,7 @@ class RolesOfRun:
         """Start the agents of the run's own role once `is_due`.
 
         Where hosts elect a leader, the agents start at the first call, because the coordinator has to count the voters;
-        only the ranks wait until `is_due`.
+        only the ranks wait until `is_due`. Raise OSError if a record cannot be written.
         """
         has_begun, self._has_begun = self._has_begun, self._has_begun or is_due or self._holds_ranks
         if self._has_begun and not has_begun:
@@ -228,7 +230,11 @@ class RolesOfRun:
         return f"{address}:{self._ports[-1].number}"
 
     def _open(self, part: _Part) -> None:
-        """Open an attempt of the role and start its agents."""
+        """Open an attempt of the role, write its first records and start its agents.
+
+        Raise OSError if a record cannot be written, Damaged if one cannot be read, and Fenced if a newer attempt of the
+        role exists.
+        """
         run, plan = part.run, part.plan
         is_first = not attempts(run)
         make_role_dir(self._run, run, plan)
@@ -258,7 +264,7 @@ class RolesOfRun:
             agent.start()
 
     def _close(self, part: _Part, attempt: AttemptDir) -> AttemptEnd:
-        """End the role's agents, and return how its attempt ended."""
+        """Kill what is left of the role's agents, and return how its attempt ended; write an end for it if it has none."""
         self._agents.end_now(part.agents)
         self._agents.drop(part.agents)
         part.attempt = None
@@ -305,7 +311,7 @@ def _resumed_since(whole: RunDir, role: RunDir) -> Event | None:
 
 def make_role_dir(whole: RunDir, run: RunDir, plan: Plan) -> None:
     """Create `run`, the run directory of a role, with the plan `plan` and with the code and the secrets of the run
-    `whole`.
+    `whole`; raise OSError if that fails.
     """
     make_dir(whole.roles)
     make_dir(run.path)
@@ -316,9 +322,11 @@ def make_role_dir(whole: RunDir, run: RunDir, plan: Plan) -> None:
 
 
 def is_ready(way: Readiness, run: RunDir, attempt: AttemptDir, plan: Plan, addresses: Collection[str]) -> bool:
-    """Return whether every rank of the role is ready, as the spec defines it in `way`.
+    """Return whether every rank of a role is ready, as the spec defines it in `way`; `run`, `attempt` and `plan` are
+    the role's own, and `addresses` has one address for each of its ranks.
 
-    That is once a file exists, once each rank's log has a text, or once a server answers at each of `addresses`.
+    That is once a file exists, once each rank's log has a text, or once a server answers at each of the addresses,
+    which may take half a second for each.
     """
     if way.file is not None:
         return Path(plan.run_dir, plan.workdir, way.file).exists()
@@ -338,8 +346,8 @@ def _have_logged(run: RunDir, attempt: AttemptDir, text: str, ranks: int) -> boo
 
 
 def _answers(address: str, path: str | None) -> bool:
-    """Return whether a server accepts a connection at the address and, with `path`, answers a GET request with
-    success.
+    """Return whether a server accepts a connection at the address, written HOST:PORT, within half a second and, with
+    `path`, answers a GET request with success.
     """
     host, _, port = address.rpartition(":")
     try:

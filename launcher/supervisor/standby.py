@@ -32,9 +32,11 @@ def supervisor_command(strategy: str, run_dir: Path, *words: str) -> list[str]:
 
 
 class StandbySupervisor:
-    """A started supervisor, as seen by its starter.
+    """A started supervisor, as seen by its starter; it runs the strategy class `strategy`, written MODULE:CLASS, with
+    the arguments `words`, for the run in `run_dir`.
 
-    `keep` are descriptors that it inherits, `start` a function that starts it.
+    `keep` are descriptors that it inherits. `start` is a function that starts it; without one it is started as a child
+    process.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class StandbySupervisor:
         self._up = os.fdopen(up_read, "rb")
 
     def report(self, limit_s: float | None = None) -> bytes:
-        """Return the line by which the supervisor reports that it is up.
+        """Wait for the line by which the supervisor reports that it is up, and return it.
 
         Raise LaunchError with the supervisor's output if it has exited or has not reported within `limit_s`; with None
         there is no limit.
@@ -88,11 +90,16 @@ class StandbySupervisor:
         return line
 
     def send(self, word: bytes) -> None:
-        """Write the message `word` to the supervisor's pipe, from which its strategy reads it (`go`)."""
+        """Write the message `word` to the supervisor's pipe, without waiting until it is read there.
+
+        The strategy in the supervisor reads it from its argument `go`.
+        """
         os.write(self._go, word)
 
     def start(self, attempt: int) -> None:
-        """Have the supervisor run attempt number `attempt`; raise LaunchError if the supervisor did not start."""
+        """Wait until the supervisor is up, have it run attempt number `attempt`, and close the pipes; raise LaunchError
+        if it does not come up.
+        """
         self.report(BOOT_S)
         self.send(f"{attempt}\n".encode())
         self.close()
@@ -104,6 +111,8 @@ class StandbySupervisor:
     def close(self) -> None:
         """Close the pipes to the supervisor; the message that it was sent, or the records on disk, decide whether it
         begins.
+
+        A process that was started as a child and then detached the supervisor from itself is waited for.
         """
         os.close(self._go)
         self._up.close()

@@ -31,13 +31,16 @@ class Strategy:
     def supervise(self, go: BinaryIO) -> int:
         """Supervise the run until it has ended or continues without this process, and return the exit code.
 
-        `go` yields what the starter sends, and ends once all was sent or the starter has died.
+        `go` yields what the starter sends, and ends once all was sent or the starter has died. A subclass has to define
+        this method.
         """
         raise NotImplementedError
 
     def carry(self, attempt: AttemptDir | None) -> int:
         """Run `attempt` and the attempts that follow it here; return the exit code of the last, or `leaves_with` if the
         run continues elsewhere or `attempt` is None.
+
+        Raise Fenced if a newer attempt exists.
         """
         while attempt is not None:
             log_to(attempt.supervisor_log)
@@ -50,9 +53,11 @@ class Strategy:
         return self.leaves_with
 
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
-        """Run one attempt and return how it ended."""
+        """Run one attempt and return how it ended. A subclass that calls `carry` has to define this method."""
         raise NotImplementedError
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Return the attempt that follows after `end` in this process, or None if none does."""
+        """Return the attempt that follows after `end` in this process, or None if none does. A subclass that calls
+        `carry` has to define this method.
+        """
         raise NotImplementedError

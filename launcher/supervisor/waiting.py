@@ -131,7 +131,9 @@ def record_starting(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _write_state(run: RunDir, attempt: AttemptDir, state: State, text: str) -> None:
-    """Write the state and its message to `state.json`, unless it has them already."""
+    """Write the state and its message to `state.json`, unless it has them already or does not exist; raise OSError if
+    that fails.
+    """
     last = readable(run.state, RunState)
     if last is None or (last.attempt, last.state, last.message) == (attempt.number, state, text):
         return
@@ -216,7 +218,7 @@ class Waiter:
         return "; ".join(never), reasons
 
     def _end(self, end: AttemptEnd) -> AttemptEnd:
-        """Write the end of the run and return it."""
+        """Write the end of the run and return it; raise Fenced if a newer attempt exists."""
         write_end(self._run, self._attempt, end, self._plan)
         return end
 
@@ -244,7 +246,9 @@ class Waiter:
 
 
 def _submitted_before(run: RunDir, attempt: AttemptDir) -> list[Path]:
-    """Return the folders of the runs that were submitted together with this one and come before it."""
+    """Return the folders of the runs that were submitted together with this one and come before it; raise Damaged if
+    the attempt's intent cannot be read.
+    """
     batch = read_intent(attempt).batch
     together = [Path(path) for path in readable(BatchDir(Path(batch)).runs, list[str]) or []] if batch else []
     return together[: together.index(run.path)] if run.path in together else []

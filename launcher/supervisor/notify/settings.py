@@ -141,7 +141,9 @@ def _refuse_unset(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[
 
 
 def _recipients(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[str, str]) -> Iterator[Recipient]:
-    """Yield each recipient once, with its address; files of secrets are named relative to `base`."""
+    """Yield each recipient once, with its address; files of secrets are named relative to `base`. Raise BadInput for a
+    malformed address or a secret without a value.
+    """
     counts: dict[str, int] = {}
     for one in dict.fromkeys(targets):
         counts[one.kind] = counts.get(one.kind, 0) + 1
@@ -188,7 +190,8 @@ def _is_web_address(text: str) -> bool:
 def _mail_server(smtp: SmtpOptions | None, base: Path, environ: Mapping[str, str]) -> MailServer | None:
     """Return the mail server of the settings, or None if they name none.
 
-    Its password is read from a variable of `environ`, or from a file named relative to `base`.
+    Its password is read from a variable of `environ`, or from a file named relative to `base`; raise BadInput if it has
+    no value.
     """
     if smtp is None:
         return None

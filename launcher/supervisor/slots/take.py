@@ -85,9 +85,10 @@ class Slots:
             self._before(occupancy())
 
     def try_take(self) -> tuple[str, ...] | None:
-        """Take the slots and return the numbers of the GPUs taken, or () for CPU slots.
+        """Take the slots and return the numbers of the GPUs taken, or () for CPU slots, without waiting.
 
-        Return None if other runs are served first, or too little is free.
+        Return None if other runs are served first, or too little is free. Raise LaunchError if the kernel refuses a
+        socket.
         """
         if self._held:
             return self._taken
@@ -149,7 +150,9 @@ class Slots:
         return [holder for holder in seen.taken(kind) if kind == CPU or holder.number in self._gpus]
 
     def _take(self, seen: Occupancy) -> tuple[str, ...] | None:
-        """Take the slots; return the GPUs taken, or () for CPU slots, or None if too little is free."""
+        """Take the slots; return the GPUs taken, or () for CPU slots, or None if too little is free in `seen`. Raise
+        LaunchError if the kernel refuses a socket.
+        """
         held = [holder.number for holder in self._in_the_way(seen)]
         if self._waiter.kind == GPU:
             chosen = tuple(gpu for gpu in self._gpus if gpu not in held)[: self._wanted]
@@ -187,7 +190,9 @@ class Alone:
         self._mark: socket.socket | None = None
 
     def set(self) -> None:
-        """Announce to other runs that wait on this machine that this run has lost its leader."""
+        """Announce to other runs that wait on this machine that this run has lost its leader. Raise LaunchError if the
+        kernel refuses the socket.
+        """
         self._mark = self._mark or _bind(self._name)
 
     def clear(self) -> None:
