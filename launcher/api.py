@@ -81,9 +81,10 @@ class Run:
         return run(ref)
 
     def status(self, fresh_s: float = 0.0) -> "RunStatus":
-        """Return the run's status as far as this machine can know it.
+        """Return the run's status, from its records on this machine and from its cluster, which is queried.
 
-        With `fresh_s`, an answer of the run's cluster up to that many seconds old is used instead of a new query.
+        With `fresh_s`, an answer of the cluster up to that many seconds old is used instead of a new query. A run of
+        this machine whose processes have died is restarted first, if its records allow that.
         """
         return statuses([self], fresh_s)[0]
 
@@ -297,7 +298,9 @@ class Run:
         The target is `model.safetensors`, `model.pt` for torch.load, `model.dcp` for torch.distributed.checkpoint, or
         `model`, a folder as Hugging Face reads it. With `model` or `dtype` the weights of that one model, or converted
         to that type, are written. A folder has several files if one would exceed `most_bytes_per_file` (None: 5 GB). An
-        existing target is replaced only with `overwrite`. Checkpoints on other machines are fetched first.
+        existing target is replaced only with `overwrite`. Checkpoints on other machines are fetched first. Raise
+        BadInput for options that cannot work, Refused if the target exists or there is no such checkpoint, and another
+        LaunchError if it cannot be fetched.
         """
         from launcher.copies import news, stored  # late: `status` does not fetch
         from launcher.submission import exporting  # late: of no use to `status`
@@ -396,7 +399,7 @@ class Run:
         """End the run and return a report: its ranks are asked to stop, and after the grace period all its processes
         are killed.
 
-        `gone` are hosts that will never answer again, and are not waited for.
+        It returns once they are gone. `gone` are hosts that will never answer again, and are not waited for.
         """
         run = RunDir(self.path)
         left = remains(run)
@@ -468,7 +471,8 @@ def predict(
 
     It runs the frozen code and arguments of `one`, with `checkpoint`, else its best one, else its newest. The run must
     be of a module that takes --predict and --checkpoint, as the shipped tasks do. `data` is the value of its `--data`
-    (of `--text` for trainer.tasks.gpt, of `--root` for trainer.tasks.resnet).
+    (of `--text` for trainer.tasks.gpt, of `--root` for trainer.tasks.resnet). The new run starts on the cluster `on`,
+    with the spec changed by `overrides` (KEY=VALUE). Raise BadInput or Refused if `one` cannot predict so.
     """
     from launcher.submission.predicting import open_prediction  # late: it reads YAML: see above
 
@@ -622,8 +626,8 @@ def refuse_live(status: "RunStatus") -> None:
 def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool = True) -> "list[RunStatus]":
     """Return the status of each run, with one query per kind of cluster.
 
-    With `restart_lost`, a run of this machine whose processes have died is restarted if its records allow it. A
-    cluster's answer may be `fresh_s` seconds old.
+    With `restart_lost`, a run of this machine whose processes have died is restarted if its records allow it; without,
+    its end is recorded. A cluster's answer may be `fresh_s` seconds old.
     """
     facts = [read_facts(one.path) for one in runs_]
     left = list(range(len(runs_)))
@@ -667,7 +671,10 @@ def _carried_on(fact: RunFacts, *, restart: bool) -> "RunStatus":
 
 
 def compare(runs_: "Sequence[Run]") -> "Comparison":
-    """Return the differences between runs and their results, as far as the files on this machine tell."""
+    """Return the differences between runs and their results, by the files on this machine.
+
+    Logs and metrics on other machines are fetched first; a machine that does not answer is left out.
+    """
     from launcher.status.compared import compared  # late: it knows all options of a spec, which `status` does without
 
     for one in runs_:
@@ -702,21 +709,25 @@ def line_to(one: Run, node: int) -> "Line":
 
 
 def _place_of(attempt: "AttemptDir | None") -> Place | None:
-    """Return the cluster of an attempt, or None if there is none or its kind is not installed."""
+    """Return the cluster of an attempt, or None for no attempt; raise BadInput if its kind is not installed here, and
+    Damaged if its intent cannot be read.
+    """
     return of_kind(read_intent(attempt).cluster_kind) if attempt is not None else None
 
 
 def _places_of(run: RunDir) -> list[Place]:
-    """Return the clusters on which any attempt of the run has left files."""
+    """Return the remote clusters on which any attempt of the run may have left files, except those whose kinds are not
+    installed here; raise Damaged if an intent cannot be read.
+    """
     kinds = dict.fromkeys(read_intent(attempt).cluster_kind for attempt in attempts(run) if attempt.intent.exists())
     asked = (of_kind(kind) for kind in kinds if (known := kind_named(kind)) is not None and known.asked)
     return [place for place in asked if place.remote]
 
 
 def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterAnswer | None]":
-    """Return the answer of the run's cluster, of this kind, about each attempt, at most `fresh_s` seconds old; None if
-    the kind is not installed here, or where the run's folder tells as much. What killed submitters left undone is
-    completed first.
+    """Return the answer of the run's cluster, of this kind, about each attempt, at most `fresh_s` seconds old; None for
+    an attempt about which the run's folder says as much as the cluster could, and for all if the kind is not installed
+    here. What killed submitters left undone is completed first.
 
     Answers are cached because a command that follows a run asks ten times a second.
     """
@@ -741,9 +752,9 @@ def submit(spec: Spec, *args: Any, on: str = LOCAL, overrides: Sequence[str] = (
     The spec is a file, the content of one as a dict or an object with such fields (a dataclass, a msgspec struct), or a
     function. For content, the project is that of the current folder. `overrides` (KEY=VALUE) change the spec. A
     function is called by each rank with these arguments; keyword arguments that are options of a spec (`resources`,
-    `name`, `env`, ...) are the run's, and `Run.result()` returns what it returns. A LaunchError's `runs` are the ids
-    and folders of runs that exist all the same, such as one that may not have reached its cluster. Raise TypeError for
-    arguments without a function.
+    `name`, `env`, ...) are the run's, and `Run.result()` returns what it returns. Raise BadInput for a wrong spec,
+    TypeError for arguments without a function, and another LaunchError if the run cannot be started; an error's `runs`
+    are the ids and folders of runs that exist all the same, such as one that may not have reached its cluster.
     """
     from launcher.submission.functions import as_job, call_of, is_function  # late: of no use to `status`
 
@@ -765,7 +776,8 @@ def submit_many(
 ) -> "Runs":
     """Start a run of each spec, or `repeat` runs of each, and return them; on Slurm they are one job array if possible.
 
-    The ranks of a repeated run find its number in LAUNCH_REPEAT, from 0 on. A LaunchError's `runs` are the ids and
+    `overrides` (KEY=VALUE) change every spec. The ranks of a repeated run find its number in LAUNCH_REPEAT, from 0 on.
+    Raise BadInput for a wrong spec, and another LaunchError if a run cannot be started; its `runs` are the ids and
     folders of the runs that were started before it.
     """
     from launcher.submission.opening import open_runs  # late: it reads YAML, which `status` must not pay for
@@ -777,7 +789,7 @@ def submit_many(
 
 def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "tuple[Plan, CodeList]":
     """Return what `submit` would use on the cluster `on` for a spec, changed by `overrides` (KEY=VALUE): the plan, and
-    the list of code files to freeze.
+    the list of code files to freeze. Raise BadInput for a wrong spec.
 
     Nothing is started or written.
     """
@@ -787,8 +799,8 @@ def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ())
 
 
 def preview(plan: "Plan") -> Preview | None:
-    """Return what the batch system would receive for this plan and its answer, or None if no batch system is
-    involved.
+    """Return the script that the batch system would get for this plan and its answer to a trial submit, or None if no
+    batch system is involved; raise BadInput if the kind of cluster is not installed.
     """
     return of_kind(plan.cluster_kind).preview(plan)
 
@@ -808,7 +820,8 @@ def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Pat
     """Write each spec that is not a file to a temporary one; yield (the file of each spec, {temporary file: its
     project's folder}).
 
-    Errors raised inside name `spec` in place of a temporary file. The files are deleted on exit.
+    A BadInput raised inside names `spec` in place of a temporary file. The files are deleted on exit. Raise BadInput
+    for a spec of another type, or an empty path.
     """
     if all(isinstance(spec, str | Path) for spec in specs):
         yield [_file(spec) for spec in specs if isinstance(spec, str | Path)], {}
@@ -893,7 +906,7 @@ def parts(run: Run, role: str) -> list[Part]:
 
 def run(ref: str) -> Run:
     """Return the run with this id, unique beginning of an id, name given by its user, or `last`; raise NoSuchRun if
-    there is none, or if several fit.
+    there is none, or if several fit, and BadInput for an empty text.
 
     If this machine knows no such run, each cluster of the clusters file is asked for one that was submitted elsewhere,
     and a folder is made here for it.

@@ -36,8 +36,8 @@ def keep(cluster: str, findings: Sequence[Finding], *, trial: bool) -> None:
 
 
 def last_check_up(cluster: str) -> CheckUp | None:
-    """Return the last stored findings for the cluster, or None if there are none, they are invalid, or others could
-    have written them.
+    """Return the last stored findings for the cluster, or None if there are none, they are invalid, or another user
+    could have written them.
     """
     with contextlib.suppress(FileNotFoundError):
         if is_ours_alone(_file(cluster).parent):

@@ -388,7 +388,10 @@ def _attend(door: socket.socket, token: str) -> None:
 
 
 def _serve(caller: socket.socket, token: str) -> None:
-    """Answer the caller's pings, then receive data and report the rate; the caller must prove that it has `token`."""
+    """Answer the caller's pings, then receive data and report the rate; the caller must prove that it has `token`.
+
+    Errors of the connection are ignored, and end it.
+    """
     with caller, contextlib.suppress(OSError, ValueError):  # strangers, and who hangs up
         heard = _meet(caller, token, is_caller=False)
         for _ in range(PINGS):
@@ -414,8 +417,8 @@ def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: boo
     """Connect to both ports of the other machine at `address`, from the address `own`, and return the round trip and
     the rate.
 
-    Both machines prove that they have `token`. The rate is measured only with `flood`, at the first of `ports`. The
-    first failure is returned as `error`, with its port.
+    Both machines prove that they have `token`. The rate is measured only with `flood`, at the first of `ports`. No
+    error is raised: the first failure is returned as `error`, with its port.
     """
     master, other = ports
     found = Measured()

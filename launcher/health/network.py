@@ -30,8 +30,8 @@ _REDUCE_HINT = (
 class Member:
     """A machine that takes part in measurements, and the address by which others reach it.
 
-    `closed` says why others cannot connect to it, `lost` why it no longer answers; in both cases it no longer takes
-    part.
+    It listens on two `ports`, as ranks do: the first is chosen like a MASTER_PORT, the second by the kernel. `closed`
+    says why others cannot connect to it, `lost` why it no longer answers; in both cases it no longer takes part.
     """
 
     session: Session
@@ -46,7 +46,9 @@ class Member:
         return self.session.name
 
     def open(self, token: str) -> None:
-        """Have the machine listen for the others, which prove that they have `token`; if it cannot, set `closed`."""
+        """Have the machine listen for the others, which prove that they have `token`; if it cannot, set `closed` or, if
+        it does not answer, `lost`.
+        """
         opened = self._ask({"do": "open", "address": self.address, "token": token}, OpenDoors, _OPEN_S)
         if opened is not None:
             self.ports = opened.ports

@@ -264,7 +264,9 @@ class RolesOfRun:
             agent.start()
 
     def _close(self, part: _Part, attempt: AttemptDir) -> AttemptEnd:
-        """Kill what is left of the role's agents, and return how its attempt ended; write an end for it if it has none."""
+        """Kill what is left of the role's agents, and return how its attempt ended; write that if its coordinator did
+        not.
+        """
         self._agents.end_now(part.agents)
         self._agents.drop(part.agents)
         part.attempt = None
