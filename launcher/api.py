@@ -774,7 +774,8 @@ def submit(spec: Spec, *args: Any, on: str = LOCAL, overrides: Sequence[str] = (
 def submit_many(
     specs: Sequence[Spec], *, on: str = LOCAL, overrides: Sequence[str] = (), repeat: int | None = None
 ) -> "Runs":
-    """Start a run of each spec, or `repeat` runs of each, and return them; on Slurm they are one job array if possible.
+    """Start a run of each spec, or `repeat` runs of each, on the cluster `on`, and return them; on Slurm they are one
+    job array if possible.
 
     `overrides` (KEY=VALUE) change every spec. The ranks of a repeated run find its number in LAUNCH_REPEAT, from 0 on.
     Raise BadInput for a wrong spec, and another LaunchError if a run cannot be started; its `runs` are the ids and

@@ -44,7 +44,7 @@ def begin(chance: random.Random) -> State:
 
 
 def move(state: State, right: int) -> State:
-    """Return the state a tick after a push: to the right, or to the left if `right` is 0.
+    """Return the state 0.02 s after a push: to the right, or to the left if `right` is 0.
 
     The physics are those of Barto, Sutton and Anderson (1983).
     """
@@ -60,7 +60,7 @@ def move(state: State, right: int) -> State:
 
 
 def is_over(state: State) -> bool:
-    """Return whether the pole leans too far, or the cart has left its track."""
+    """Return whether the pole leans more than 12 degrees, or the cart is more than 2.4 m from the middle of its track."""
     return abs(state[0]) > _WIDEST_M or abs(state[2]) > _STEEPEST
 
 

@@ -17,7 +17,7 @@ def new_mlp(seed: int) -> nn.Sequential:
 
 
 def draw(seed: int, rank: int, step: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return the samples of a rank at a step, and their classes: the nearest of a few random points."""
+    """Return the `size` samples of a rank at a step, and their classes: the nearest of a few random points."""
     task = torch.Generator().manual_seed(seed)
     fold = torch.randn(FEATURES, FEATURES, generator=task) / FEATURES**0.5
     points = torch.randn(FEATURES, CLASSES, generator=task)

@@ -458,8 +458,8 @@ def _meet(line: socket.socket, token: str, *, is_caller: bool) -> BinaryIO:
 
 
 def _ping(line: socket.socket, heard: BinaryIO) -> float:
-    """Send pings over the connection and return the median round trip in seconds; raise ConnectionError if it is
-    closed.
+    """Send pings over the connection and return the median round trip in seconds; `heard` is the connection as a stream
+    from which the answers are read. Raise ConnectionError if the other side closes it.
     """
     times = []
     for _ in range(PINGS):
@@ -472,7 +472,7 @@ def _ping(line: socket.socket, heard: BinaryIO) -> float:
 
 
 def _flood(line: socket.socket) -> float:
-    """Send data for some seconds, and return the rate in bytes per second that the receiver has measured. Raise
+    """Send data for about a second, and return the rate in bytes per second that the receiver has measured. Raise
     ConnectionError if it closes the connection, TimeoutError if it does not answer, and ValueError for an impossible
     rate.
     """

@@ -127,9 +127,9 @@ class Prober:
 async def _rate_of(way: Callable[[int], Coroutine[Any, Any, None]]) -> tuple[float, bool]:
     """Return (the rate of a transfer in bytes per second, whether the last transfer completed).
 
-    `way` transfers a number of bytes. It is called with four times as many until they take long enough to measure,
-    because buffers take the first few at any speed. If a transfer takes longer than _WAY_S seconds, the rate is an
-    upper bound and the flag False. Raise TimeoutError if even the first does.
+    `way` transfers a number of bytes. It is called with four times as many until they take 0.05 seconds, because
+    buffers take the first few at any speed. If a transfer takes longer than a second, the rate is an upper bound and
+    the flag False. Raise TimeoutError if even the first does.
     """
     size = _FEW_BYTES
     while True:

@@ -33,7 +33,9 @@ class Session(Protocol):
 
 
 def read_answer(data: bytes, kind: type[T]) -> T:
-    """Return the decoded answer; raise ValueError if it has another type or is too large."""
+    """Return the answer in the JSON text `data`, decoded as `kind`; raise ValueError if it has another type or a text
+    or list larger than any valid one.
+    """
     try:
         found = msgspec.json.decode(data)
     except RecursionError as error:

@@ -160,7 +160,9 @@ class Offers(ClosedAtTheEnd):
 
 
 def _public(path: Path) -> bytes | None:
-    """Return the public key beside a private key or in the same file, or None if there is none."""
+    """Return the bytes of the public key that belongs to the private key in `path`, from the file beside it (`.pub`) or
+    from `path` itself, or None if there is none.
+    """
     for candidate in (path.with_name(f"{path.name}.pub"), path):
         try:
             return base64.b64decode(candidate.read_text(errors="replace").split()[1], validate=True)
@@ -170,10 +172,11 @@ def _public(path: Path) -> bytes | None:
 
 
 def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
-    """Return a connection that is logged in before the deadline (by `time.monotonic`).
+    """Return a connection that is logged in before the deadline (by `time.monotonic`; None for none).
 
-    Raise UnknownKey, ChangedKey or RevokedKey for the host's key, NoAccess for the user's, and Dropped or another
-    Unreachable for the network.
+    Each step has a time limit of its own as well, so that it ends in any case. Raise UnknownKey, ChangedKey or
+    RevokedKey for the host's key, NoAccess for the user's, Dropped or another Unreachable for the network, and BadInput
+    for a host with a ProxyCommand.
     """
     _refuse_proxy_commands(target)
     via = _way_to(target, deadline)
@@ -187,7 +190,8 @@ def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
     """Return the key that the host presents, without a login on that host; its jump hosts are logged in to. Raise
-    Unreachable if the host shows none before the deadline (by `time.monotonic`, None for none).
+    Unreachable if the host shows none before the deadline (by `time.monotonic`, None for none) or its own time limit,
+    and BadInput for a host with a ProxyCommand.
     """
     _refuse_proxy_commands(target)
     via = _way_to(target, deadline)
@@ -233,8 +237,8 @@ class ParamikoTransport:
         return ParamikoChannel(session)
 
     def channel_to(self, hostname: str, port: int) -> ParamikoChannel:
-        """Return a connection from the host to a port of `hostname`, a name that the host resolves; raise Unreachable
-        if that fails.
+        """Return a connection from the host to a port of `hostname`, a name that the host resolves; raise Broken if the
+        connection to the host has ended, and another Unreachable if that to the port fails.
         """
         try:
             return ParamikoChannel(self._connection.channel_to(hostname, port, AUTHENTICATION_S))
@@ -273,7 +277,9 @@ def _refuse_proxy_commands(target: Target) -> None:
 
 
 def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
-    """Connect to the target's last jump host and return that connection, or None if the target has no jump host."""
+    """Connect to the target's last jump host, through those before it, and return that connection, or None if the
+    target has no jump host. Errors are those of `logged_in`; the deadline is by `time.monotonic`, None for none.
+    """
     via: ParamikoTransport | None = None
     for hop in target.jumps:
         try:
@@ -287,7 +293,10 @@ def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
 
 def _login(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoTransport:
     """Return a connection that is logged in with one of the user's keys; `via` is the connection to the last jump host,
-    or None. Raise NoAccess if the host accepts no key, and another Unreachable if it does not answer.
+    or None. The deadline is by `time.monotonic`, None for none.
+
+    Raise BadKey for the host's key, NoAccess if the host accepts no key of the user's, and another Unreachable if it
+    does not answer.
     """
     connection = _recognized(target, via, deadline)
     try:
@@ -312,6 +321,9 @@ def _login(target: Target, via: ParamikoTransport | None, deadline: float | None
 def _recognized(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoConnection:
     """Return a connection to the host after a check of the host's key; `via` is the connection to the last jump host,
     or None. Nothing that proves the user's identity is sent before.
+
+    Raise BadKey if the key is not the expected one, and another Unreachable if the host does not answer before the
+    deadline (by `time.monotonic`, None for none) or its own time limit.
     """
     connection, key = _greeted(target, via, earlier(target.connect_timeout_s, deadline))
     try:
@@ -324,7 +336,8 @@ def _recognized(target: Target, via: ParamikoTransport | None, deadline: float |
 
 def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> tuple[ParamikoConnection, HostKey]:
     """Return (a connection with the encryption agreed on, the host's key, which is still unchecked); `via` is the
-    connection to the last jump host, or None. Raise Unreachable if the host does not answer or agree.
+    connection to the last jump host, or None. Raise Unreachable if the host does not answer or agree before the
+    deadline (by `time.monotonic`).
     """
     inner = _dial(target, deadline) if via is None else via.way_to(target, max(0.1, deadline - time.monotonic()))
     connection = ParamikoConnection(

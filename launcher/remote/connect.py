@@ -36,10 +36,11 @@ class Transport(Protocol):
 
 
 def connect(target: Target, *, deadline: float | None = None) -> "Line":
-    """Log in to the host before the deadline (by `time.monotonic`) and return the connection.
+    """Log in to the host before the deadline (by `time.monotonic`; None: only the target's own time limits apply) and
+    return the connection.
 
-    Raise UnknownKey, ChangedKey or RevokedKey for the host's key, NoAccess for the user's, and Dropped or another
-    Unreachable for the network.
+    Raise UnknownKey, ChangedKey or RevokedKey for the host's key, NoAccess for the user's, Dropped or another
+    Unreachable for the network, and BadInput if the transport cannot use the host's options.
     """
     if target.transport == "openssh":
         from launcher.remote.openssh import connected  # late: only one of the two is needed
@@ -79,8 +80,10 @@ class Line(ClosedAtTheEnd):
         return self._transport.alive()
 
     def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", limit_s: float = 60.0) -> Done:
-        """Run the command with `stdin` as its input and return its result. Raise Lost if the connection ends, or
-        `limit_s` passes, before the command has ended: it may then continue on the host.
+        """Run the command with `stdin` as its input and return its result once it has ended.
+
+        Raise Lost if the connection ends, or `limit_s` passes, before the command has ended: it may then continue on
+        the host. Raise Unreachable if the host refuses to start it.
         """
         deadline = time.monotonic() + limit_s
         with self.start(argv) as running:
@@ -93,7 +96,9 @@ class Line(ClosedAtTheEnd):
         return done
 
     def start(self, command: Sequence[str] | str) -> Running:
-        """Start the command, given as words or as a line for the user's shell, and return it with its stdin open."""
+        """Start the command, given as words or as a line for the user's shell, and return it with its stdin open. Raise
+        Broken if the connection has ended, and Unreachable if the host refuses.
+        """
         return Running(who(self.target), self._transport.start(command))
 
     def to_port(self, port: int) -> Channel:

@@ -64,7 +64,7 @@ def _make(mine: dict[Target, Future[Way]], tell: Callable[[str, str], None]) -> 
 
 @atexit.register
 def close() -> None:
-    """Close all connections of this process."""
+    """Close all connections of this process; those that are still being opened are left."""
     with _lock:
         ways = [way for way in _ways.values() if way.done()]
         _ways.clear()
@@ -72,7 +72,7 @@ def close() -> None:
 
 
 def _close_lines(ways: Sequence[Future[Way]]) -> None:
-    """Close those of the connections that were opened."""
+    """Wait until all these connections are opened or have failed, and close those that were opened."""
     for way in ways:
         line = way.result()
         if isinstance(line, Line):

@@ -92,7 +92,9 @@ def fingerprint(blob: bytes) -> str:
 
 
 def known_keys(target: Target, name: str | None = None) -> list[KnownKey]:
-    """Return every line about the host, or if given about `name` instead, in all known-hosts files."""
+    """Return every line about the host, or if given about `name` instead, in all known-hosts files; raise Unreachable
+    if a file cannot be read.
+    """
     name = name or target.known_as
     return [known for file in target.known_hosts for known in _lines(file).about(name)]
 
@@ -104,8 +106,8 @@ def expected_kinds(target: Target) -> tuple[str, ...]:
 
 
 def check(target: Target, key: HostKey) -> None:
-    """Raise BadKey unless the key is known as the host's. Call this before anything is sent that proves the user's
-    identity.
+    """Raise RevokedKey, ChangedKey or UnknownKey unless the key is known as the host's, and another Unreachable if a
+    known-hosts file cannot be read. Call this before anything is sent that proves the user's identity.
     """
     lines = known_keys(target)
     more = _without_port(target)
@@ -161,8 +163,8 @@ def _append(file: Path, line: str) -> None:
 
 
 def _rewrite(file: Path, numbers: set[int], name: str, more: str) -> None:
-    """Replace the file in one step: the host `name` is removed from the lines with these numbers, and `more` is added
-    at the end.
+    """Replace the file in one step: the host `name` is removed from the lines with these numbers, and the text `more`,
+    whole lines, is added at the end.
     """
     real = file.resolve()
     lines = real.read_text(errors="surrogateescape").split("\n")
@@ -173,7 +175,7 @@ def _rewrite(file: Path, numbers: set[int], name: str, more: str) -> None:
 
 
 def _without_name(line: str, name: str) -> str | None:
-    """Return the line with the name removed from its list, or None if the list is then empty."""
+    """Return a line of a known-hosts file without `name` in its list of hosts, or None if the list is then empty."""
     names, blank, rest = line.strip().partition(" ")
     left = [one for one in names.split(",") if not _is_name(one, name)]
     return f"{','.join(left)}{blank}{rest}" if left else None

@@ -135,7 +135,9 @@ class OpenSshTransport:
         self._folder = folder
 
     def alive(self) -> bool:
-        """Return whether the connection is open, as far as this process can tell."""
+        """Return whether the connection is open, as far as this process can tell; for the user's own connection, ssh is
+        asked, and Unreachable is raised if ssh is not installed.
+        """
         if self._master is None:
             return _has_master(self._command)
         return self._master.process.poll() is None
@@ -156,7 +158,9 @@ class OpenSshTransport:
         return self._command.forward(hostname, port)
 
     def _outlives(self) -> bool:
-        """Return whether the connection still exists after the end of a command that used it."""
+        """Return whether the connection still exists after the end of a command that used it, after waiting a moment
+        for its own end.
+        """
         if self._master is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._master.process.wait(_NOTICE_S)
@@ -170,8 +174,9 @@ class OpenSshTransport:
 
 
 def connected(target: Target, deadline: float | None) -> OpenSshTransport:
-    """Return a transport over the user's open connection, or over a new one. Raise BadKey for the host's key, NoAccess
-    for the login, and Dropped or another Unreachable for the network.
+    """Return a transport over the user's open connection, or over a new one, made before the deadline (by
+    `time.monotonic`; None: only the target's own time limit applies). Raise BadKey for the host's key, NoAccess for the
+    login, and Dropped or another Unreachable for the network.
     """
     command = _command(target)
     folder = Path(tempfile.mkdtemp(prefix="launch-ssh-", dir=_short_folder()))
@@ -321,6 +326,8 @@ def hint(name: str, words: Iterable[str]) -> list[str]:
 
 
 def _short_folder() -> str:
-    """Return a new folder for a socket, whose path must fit into 100 bytes together with ssh's suffix."""
+    """Return the folder in which to make a folder for a socket: the usual one for temporary files, or /tmp if its path
+    is so long that a socket's path in it would exceed 100 bytes.
+    """
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 # nosec B108 - a folder of our own in it

@@ -84,8 +84,8 @@ def _first_sshd(target: Target) -> str:
 
 
 def _patiently(target: Target, patience_s: float) -> Line:
-    """Return a connection; if the host closes it before sending anything, try again for `patience_s`. A refused key or
-    login is final.
+    """Return a connection; if the host closes it before sending anything, try again for `patience_s`, then raise
+    Dropped. Other errors, such as a refused key or login, are raised at once, as `connect` does.
     """
     began, pause_s = time.monotonic(), _FIRST_PAUSE_S
     for tries in itertools.count(1):

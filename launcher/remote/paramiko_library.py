@@ -299,5 +299,5 @@ def _note_signal(channel: Session, message: paramiko.Message) -> None:
 
 
 def _kind(name: str) -> str:
-    """Return the name by which known-hosts files call keys of this algorithm."""
+    """Return the name that known-hosts files have for keys of this algorithm, such as `ssh-rsa` for `rsa-sha2-512`."""
     return "ssh-rsa" if name.startswith("rsa-sha2-") else name

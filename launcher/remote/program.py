@@ -110,7 +110,9 @@ class ProgramChannel:
 
 
 def _end(process: "subprocess.Popen[Any]") -> None:
-    """Send SIGTERM to the program and its children, then SIGKILL if they do not end."""
+    """Send SIGTERM to the program and its children, then SIGKILL if the program has not ended within two seconds; wait
+    two seconds more at most.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return  # its number may be another's by now

@@ -89,8 +89,8 @@ class Running(ClosedAtTheEnd):
         return self._channel.ready_fd
 
     def feed(self, data: bytes, limit_s: float) -> bool:
-        """Write all data to the command's stdin; return False if stdin is closed, and raise Silent if that takes longer
-        than `limit_s`.
+        """Write all data to the command's stdin; return False if stdin is closed. Raise Silent if that takes longer
+        than `limit_s`, and Broken if the command prints more meanwhile than was ever asked for.
         """
         deadline = time.monotonic() + limit_s
         rest = memoryview(data)
@@ -107,7 +107,9 @@ class Running(ClosedAtTheEnd):
         return True
 
     def write(self, data: bytes, limit_s: float = 60.0) -> None:
-        """Write all data to the command's stdin within `limit_s`; raise Broken if stdin is closed."""
+        """Write all data to the command's stdin; raise Broken if stdin is closed, and Silent if that takes longer than
+        `limit_s`.
+        """
         if not self.feed(data, limit_s):
             raise Broken(f"{self.who}: the command or the connection has ended")
 
@@ -133,8 +135,8 @@ class Running(ClosedAtTheEnd):
         return self.read(end or len(self._out) or 1, 0.0)
 
     def finish(self, limit_s: float = 60.0) -> Done:
-        """Close the command's stdin, wait until it ends, and return the result; raise Silent if that takes longer than
-        `limit_s`.
+        """Close the command's stdin, wait until it ends, close the connection and return the result. Raise Silent if
+        that takes longer than `limit_s`, and Broken if the command prints more than was ever asked for.
         """
         deadline = time.monotonic() + limit_s
         self.close_stdin()
@@ -162,7 +164,9 @@ class Running(ClosedAtTheEnd):
         self._channel.close()
 
     def _wait_for(self, there: Callable[[], bool], limit_s: float) -> None:
-        """Read output until the condition `there` holds or the output has ended; raise Silent after `limit_s`."""
+        """Read output until the condition `there` holds or the output has ended; raise Silent after `limit_s`, and
+        Broken if more is unread than was ever asked for.
+        """
         deadline = time.monotonic() + limit_s
         while not there() and not self._ended:
             left = deadline - time.monotonic()

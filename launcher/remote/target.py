@@ -85,7 +85,9 @@ def target_of(host: SshHost, *, agent: bool = False) -> Target:
 
 
 def resolved(target: Target) -> Target:
-    """Return a target of the transport openssh with all options filled in that ssh would look up for itself."""
+    """Return a target of the transport openssh with all options filled in that ssh would look up for itself; raise
+    BadInput if an option is wrong.
+    """
     return replace(
         _target(target.name, dict(target.said), target.keys, agent=target.agent, passed=()), transport="openssh"
     )
@@ -154,7 +156,7 @@ def _target(
 
 def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return the SSH options of this host, with keywords in lower case, where those in `said` override the
-    configuration.
+    configuration; raise BadInput if the configuration cannot be read.
     """
     files = _configuration_files()
     if shutil.which("ssh") is None:
@@ -181,7 +183,9 @@ def parse_options(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def _configuration_files() -> list[Path]:
-    """Return the files of OpenSSH's configuration that exist."""
+    """Return the files of OpenSSH's configuration that exist, or the one in LAUNCH_SSH_CONFIG if that is set (none for
+    the value `none`); raise BadInput if it cannot be read.
+    """
     named = os.environ.get("LAUNCH_SSH_CONFIG")
     if not named:
         return [path for path in (Path.home() / ".ssh" / "config", Path("/etc/ssh/ssh_config")) if path.exists()]
@@ -239,7 +243,8 @@ def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, age
     """Return the jump hosts that `said`, a ProxyJump option, names, nearest first; `agent` allows the keys of the
     user's ssh-agent for them.
 
-    `tokens` has the values of tokens such as %h; `passed` are the hosts that are reached through them.
+    `tokens` has the values of tokens such as %h; `passed` are the hosts that are reached through them. Raise BadInput
+    if the option is malformed, or if jump hosts lead in a circle.
     """
     if said.lower() == "none":
         return ()
@@ -264,7 +269,7 @@ def _files(words: Sequence[str], tokens: Mapping[str, str], name: str) -> list[P
 
 def _path(text: str, tokens: Mapping[str, str], name: str) -> str:
     """Return the path in an SSH option with `~`, ${NAME}, and tokens such as %h, which are in `tokens`, filled in;
-    `name` is the host's name for messages.
+    `name` is the host's name for messages. Raise BadInput for an unknown token or a variable that is not set.
     """
 
     def variable(found: re.Match[str]) -> str:

@@ -68,7 +68,7 @@ class Tunnel:
                     self._heard_at.pop(peer, None)
 
     def _pass_on(self, peer: socket.socket, channel: Channel) -> None:
-        """Relay data in both directions until one side ends."""
+        """Relay data in both directions until one side ends; raise OSError if a side accepts no data for a minute."""
         peer.settimeout(_TAKE_S)
         poll = select.poll()
         poll.register(peer, select.POLLIN)
@@ -91,7 +91,7 @@ class Tunnel:
                     self._heard_at[peer] = time.monotonic()
 
     def _give(self, channel: Channel, data: bytes) -> None:
-        """Write all of the data to the channel; raise TimeoutError if it does not accept it within _TAKE_S seconds."""
+        """Write all of the data to the channel; raise TimeoutError if it does not accept it within a minute."""
         until = time.monotonic() + _TAKE_S
         while data and time.monotonic() < until:
             data = data[channel.give(data, 1.0) :]

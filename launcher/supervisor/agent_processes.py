@@ -266,7 +266,9 @@ class AdoptedAgent(AgentProcess):
         return signal.SIGKILL if code is None else code << 8
 
     def died(self, status: int) -> None:
-        """Record that the process has ended, and end what it left behind, which became no child of ours."""
+        """Record that the process has ended, and kill the processes that it left behind. They did not become children
+        of this one, so nothing else ends them.
+        """
         super(AdoptedAgent, self).died(status)
         if self.handle != -1:
             os.close(self.handle)
@@ -521,8 +523,9 @@ class AgentProcesses:
             self._agents.remove(agent)
 
     def watch(self, until: float | None, *, bring_back: bool = True) -> int | None:
-        """Restart agents that died before, then wait until the time `until` (by `time.monotonic`) or a signal, and
-        enforce leases; return the first agent's wait status if it has ended, else None.
+        """Restart agents that died before, then wait once: until a child ends, a signal comes, a lease has to be
+        checked, or the time `until` (by `time.monotonic`; None: no limit). Enforce leases and record which agents have
+        ended. Return the first agent's wait status if it has ended and the attempt ends with it (`leads`), else None.
 
         Without `bring_back`, no agent is restarted. An agent that exited because all is done, or because a newer
         attempt took over, is never restarted.
@@ -572,8 +575,8 @@ class AgentProcesses:
         end_all(lambda: [pid for agent in agents for pid in agent.tree()])
 
     def end(self, standbys_of: Sequence[AgentProcess] = ()) -> None:
-        """End every process below this one, except the processes `spared` when this object was made, and the standbys
-        in the `place` of the agents in `standbys_of`.
+        """Kill every process below this one, except the processes `spared` when this object was made, and the standbys
+        in the `place` of the agents in `standbys_of`; wait until they are gone.
         """
         theirs = {agent.pid for agent in standbys_of}
         self.end_now([agent for agent in self._agents if isinstance(agent, AdoptedAgent)])

@@ -112,7 +112,9 @@ class Allocation:
         self._sure_at: float | None = None
 
     def carry_out(self) -> AttemptEnd:
-        """Run the attempt, close its notifications, and return how it ended."""
+        """Run the attempt until all its processes here have exited, end the input of the process that sends its
+        notifications, and return how the attempt ended.
+        """
         wait_s = 0.0
         try:
             end = self._carried_out()

@@ -225,7 +225,9 @@ class RolesOfRun:
             port.release()
 
     def _hold(self, address: str) -> str:
-        """Return `address` with a free port of this machine appended, which is held from now on."""
+        """Reserve a free port of this machine at the host address `address` until `close`, and return both as
+        HOST:PORT.
+        """
         self._ports.append(HeldPort(address))
         return f"{address}:{self._ports[-1].number}"
 

@@ -30,7 +30,7 @@ class CopyLag:
     def waits(self, disks: Sequence[Stock], copied_bytes: int, saved_at: Mapping[int, float]) -> bool:
         """Return whether the next save has to keep waiting; it is called again and again until False.
 
-        `disks` has for each disk the checkpoint files on it, and `copied_bytes` is the size of all copies so far.
+        `disks` has for each disk its checkpoint files, by save, and `copied_bytes` is the size of all copies so far.
         `saved_at` gives the time of each save by step, in seconds since 1970.
         """
         newest, safe = max(saved_at, default=0), safest(disks)

@@ -63,7 +63,7 @@ def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, mem
 def piece_of(target: Tensor, entry: TensorEntry, need: Need) -> Piece:
     """Return the Piece that reads the saved part in `need` into the elements of `target` that it covers.
 
-    `entry` describes the saved tensor.
+    `entry` describes the saved tensor; `need` names one of its saved parts, and where in `target` its values go.
     """
     chunk = need.chunk
     dtype, row = dtype_of(entry.dtype), math.prod(chunk.lengths[1:]) * ITEM_BYTES[entry.dtype]

@@ -326,7 +326,10 @@ class Saver:
         return _File(FileEntry(name, written.size, written.digest), tuple(documents), finite)
 
     def _manifest(self, begun: _NewSave, files: list[_File], request: SaveRequest) -> Manifest:
-        """Return the manifest of the save, the same on all ranks; `files` describes the file of each rank."""
+        """Return the manifest of the save, the same on all ranks.
+
+        `begun` is rank 0's message about the save, and `files` describes the file of each rank.
+        """
         return Manifest(
             step=request.step,
             world_size=self._world.size,
@@ -502,8 +505,8 @@ class Saver:
 def try_take_over(folder: Path, attempt: int | None, generation: int) -> tuple[FencingToken | None, str, bool]:
     """Return (token, problem, fenced) of claiming the folder for the run's processes of this attempt and generation.
 
-    The generation counts how often the ranks were launched in the attempt. The token is None if there is a problem;
-    `fenced` says that newer processes of the run own the folder.
+    `attempt` is None outside of launch. The generation counts how often the ranks were launched in the attempt. The
+    token is None if there is a problem, given as text; `fenced` says that newer processes of the run own the folder.
     """
     try:
         make_folder(folder)

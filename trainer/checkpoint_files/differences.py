@@ -151,7 +151,10 @@ def _described(entry: TensorEntry | None) -> str:
 
 
 def _of_documents(here: _Opened, there: _Opened) -> Iterator[str]:
-    """Yield the paths of values that differ between the JSON documents of two checkpoints, except times."""
+    """Yield the paths of values that differ between the JSON documents of two checkpoints.
+
+    The time that the training has taken is left out.
+    """
     for name in dict.fromkeys([*here.manifest.trees, *there.manifest.trees]):
         for path in _other_leaves(here.document(name), there.document(name), name):
             if path not in _CLOCKS:

@@ -73,7 +73,7 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for the user alone, and its parents, and sync them to disk."""
+    """Make a folder for the user alone, and its parents, unless they exist, and sync them to disk. Raises OSError."""
     if not path.is_dir():
         if not path.parent.is_dir():
             make_folder(path.parent)

@@ -43,7 +43,7 @@ def convert(data: bytes, source: str, target: str) -> bytes:
 
 
 def _to_bfloat16(numbers: "np.ndarray") -> "np.ndarray":
-    """Return float32 numbers as the bits of bfloat16, rounded to nearest, ties to even."""
+    """Return float32 numbers as bfloat16, each as 16 bits in a uint16, rounded to nearest, ties to even."""
     import numpy as np  # late: likewise
 
     bits = numbers.view("<u4")

@@ -103,7 +103,7 @@ class CsvLogger(Callback):
     def _write_or_warn(self, act: Callable[[Path], None]) -> None:
         """Call `act` with the path to write; an OSError is only logged, as a full disk must not end a training.
 
-        Nothing is written after that.
+        After an OSError, further calls do nothing.
         """
         if self._path is None:
             return

@@ -122,7 +122,10 @@ class Sender:
             return self._ending.is_set()
 
     def _send_some(self) -> None:
-        """Send the first waiting rows, after those that earlier processes had not sent."""
+        """Send at most 50 of the waiting rows, after those that earlier processes had not sent.
+
+        Raises the errors of the tracker; the rows then stay in the queue.
+        """
         if self._earlier is not None and (self._waiting or self._done):
             self._send_earlier(self._earlier)
             self._earlier = None

@@ -64,7 +64,10 @@ class TrackingLogger(Callback):
         raise NotImplementedError
 
     def on_start(self, training: Training) -> None:
-        """Begin sending, into the run of the checkpoint that was loaded just before, if any."""
+        """Begin sending, into the run of the checkpoint from which the training resumes, else into the run of a new id.
+
+        In a dev run nothing is sent.
+        """
         self._training_id, self._loaded_id = self._loaded_id, None
         self._begin(training)
 

@@ -64,7 +64,7 @@ class Copies:
         self._going.clear()
 
     def rejoin(self, world: World) -> None:
-        """Use new process groups; the copies received so far are kept."""
+        """Use the process groups of the new `world`; the copies received so far are kept."""
         self.world, self._coming, self._going = world, None, []
 
     def _keep(self, frame: Tensor) -> None:

@@ -104,7 +104,8 @@ class RpcClient(ClosedAtTheEnd):
 
     def send(self, request: object, contents: Iterable[bytes] = ()) -> None:
         """Send a request, followed by the bytes in `contents`. Raise Silent if the program does not accept them in
-        time; that the connection has ended is raised by the next `receive`.
+        time, and UnicodeEncodeError if a text in the request is not valid Unicode. That the connection has ended is
+        raised by the next `receive`.
         """
         self._waits = True
         for piece in itertools.chain([encoded(request)], contents):
@@ -112,10 +113,12 @@ class RpcClient(ClosedAtTheEnd):
                 return
 
     def receive(self, kind: type[T], deadline: float | None = None, *, most: int = 0) -> T:
-        """Return the answer to the last request, decoded as `kind`; at most `most` bytes may follow the answer.
+        """Wait for the answer to the last request and return it, decoded as `kind`; at most `most` bytes may follow the
+        answer.
 
         Raise the error that the program reports, Unreachable if the connection ends, Silent at the deadline (by
-        `time.monotonic`, None for none), or Garbled for a malformed answer.
+        `time.monotonic`, None for none), or Garbled for a malformed answer; and the errors of `greet` if the greeting
+        has not come yet.
         """
         self.greet(deadline)
         try:
@@ -144,7 +147,8 @@ class RpcClient(ClosedAtTheEnd):
         """Send a request, followed by the bytes in `contents`; return (its answer, decoded as `kind`, the bytes that
         follow the answer, at most `most`).
 
-        The answer may take `timeout_s`, and each mebibyte of the bytes a fixed time. Errors are those of `receive`.
+        The answer may take `timeout_s`, and each mebibyte of the bytes a fixed time. Errors are those of `send`,
+        `receive` and `pieces`.
         """
         self.send(request, contents)
         answer = self.receive(kind, time.monotonic() + timeout_s, most=most)
@@ -267,6 +271,7 @@ def started(
     ended, the program). The connection is None for the openssh transport, where ssh opens one for this program alone.
 
     Variables named in `without` are kept from ssh. With `compress` the connection is compressed, by openssh only.
+    Errors are those of `connect` for paramiko; for openssh a connection that cannot be made shows as the program's end.
     """
     line = f"{remote_program(login.launch)} {word}"
     if login.transport == "paramiko":
@@ -294,7 +299,7 @@ def said_by(who: str, error: LaunchError) -> LaunchError:
 
 
 def remote_version(login: RemoteProgram) -> str:
-    """Return the output of `launch --version` on the login node, for a message."""
+    """Return the version that `launch --version` prints on the login node, or `?` if it cannot be run, for a message."""
     with contextlib.suppress(LaunchError):
         way, running = started(login, "--version")
         with running, way or contextlib.nullcontext():

@@ -45,14 +45,20 @@ class Token:
         token; a start that was killed half-way is completed first.
 
         `start` gets a function, which it must call with the runs (id, folder) before it creates them, and returns the
-        runs.
+        runs. A LaunchError that it raises becomes part of the outcome. Raise Refused on a file system without locks,
+        and Damaged if a record of the token cannot be read.
         """
         with self._alone():
             outcome = self._settled()
             return outcome if outcome is not None else self._close(self._started(start))
 
     def void(self) -> Outcome:
-        """Return the token's outcome; if it has none yet, record that the token is refused from now on."""
+        """Return the token's outcome; if it has none yet, record that the token is refused from now on, and return
+        that.
+
+        A request with this token that is being carried out is waited for. Raise Refused on a file system without locks,
+        and Damaged if a record of the token cannot be read.
+        """
         with self._alone():
             outcome = self._settled()
             if outcome is None:
@@ -61,8 +67,10 @@ class Token:
             return outcome
 
     def _settled(self) -> Outcome | None:
-        """Return the outcome of an earlier request with this token, or None if it has none and none of its runs
-        exists.
+        """Return the outcome of an earlier request with this token, or None if it has none and none of its runs exists.
+
+        If a killed request left runs but no outcome, an outcome with these runs is recorded and returned. Raise Damaged
+        if a record cannot be read.
         """
         outcome = read_record(self._outcome, Outcome)
         if outcome is not None:

@@ -109,7 +109,7 @@ def folder_of(named: str) -> Path:
 
 
 def projects_in(folder: str) -> Path:
-    """Return the folder below `folder` in which trees of code are kept."""
+    """Return the folder below `folder` in which trees of code are kept; raise BadInput if `folder` is no valid name."""
     return folder_of(folder) / "projects"
 
 
@@ -165,6 +165,8 @@ def _tell_exactly(size: int, pieces: Iterable[bytes], tell: Callable[[bytes], ob
 def _about_trees(request: Have | Tree, body: Body) -> bool:
     """Store the tree in a Tree request, or look for that of a Have request; return whether the tree is then stored here
     completely.
+
+    Storing also deletes old trees. Raise BadInput for an invalid request or tree.
     """
     from launcher.remote.shipping import kept_trees  # late: nothing else that is asked needs it
 

@@ -108,7 +108,9 @@ def greeting() -> bytes:
 
 
 def read_greeting(line: bytes) -> Greeting | None:
-    """Return the peer's greeting in the line, or None if the line is something else, such as a login shell's output."""
+    """Return the peer's greeting in the line, or None if the line is something else, such as a login shell's output.
+    Raise Garbled for a malformed greeting.
+    """
     return decoded(line.removeprefix(_MARK), Greeting) if line.startswith(_MARK) else None
 
 
@@ -166,8 +168,8 @@ class Incoming:
         return line
 
     def greeting(self, deadline: float | None = None) -> Greeting:
-        """Return the peer's greeting; other lines before it are skipped. Raise Garbled if these exceed a mebibyte, and
-        OtherVersion if the peer is an older version.
+        """Return the peer's greeting; other lines before it are skipped. Raise Garbled if these exceed a mebibyte or
+        the greeting is malformed, OtherVersion if the peer is an older version, and EOFError if the input ends first.
         """
         noise = 0
         while (found := read_greeting(line := self.line(deadline, _MOST_NOISE))) is None:

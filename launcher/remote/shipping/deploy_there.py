@@ -88,7 +88,9 @@ def _borrow(packages: str) -> None:
 
 
 def unpack(packages: str) -> None:
-    """Unpack the archive on stdin into the folder `packages`."""
+    """Unpack the archive on stdin into the folder `packages`; exit with an error for an entry that is no regular file
+    or whose name would lead out of the folder.
+    """
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
         for member in archive:
             parts = member.name.split("/")

@@ -44,7 +44,7 @@ def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *,
     number of bytes and returns at most so many of the next contents.
 
     `links_out` permits links that lead out of the tree. Nothing is written through any link. Raise BadInput for an
-    invalid tree, or for contents that do not have this digest.
+    invalid tree, or for contents that do not have this digest (CodeChanged), and OSError if it cannot be written.
     """
     listed = _checked(files, links_out=links_out)
     place = tree(projects, digest)

@@ -271,8 +271,7 @@ def send_all(run: RunDir, number: int, linger_s: float) -> None:
 def _lock_once_free(run: RunDir, stdin: "select.poll", stack: ExitStack) -> bool:
     """Wait for the lock that the previous attempt's sender holds until it sees the newer attempt, and return True.
 
-    `stack` then holds the lock. Return False if stdin has ended and the lock has not become free within _TURN_S
-    seconds.
+    `stack` then holds the lock. Return False if stdin has ended and the lock has not become free within 15 seconds.
     """
     until: float | None = None
     while stack.enter_context(locked(run.notify_lock, optional=True)) is None:
