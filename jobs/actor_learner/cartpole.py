@@ -60,7 +60,7 @@ def move(state: State, right: int) -> State:
 
 
 def is_over(state: State) -> bool:
-    """Return whether the pole leans more than 12 degrees, or the cart is more than 2.4 m from the middle of its track."""
+    """Return whether the pole leans more than 12 degrees, or the cart is more than 2.4 m from the track's middle."""
     return abs(state[0]) > _WIDEST_M or abs(state[2]) > _STEEPEST
 
 

@@ -244,8 +244,8 @@ class Agent(AgentSSH):
 
 
 def configuration(files: Sequence[Path], name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the host's options from files of OpenSSH's configuration, for a machine without ssh; options in `said`
-    override them.
+    """Return the options of the host `name`, by keyword in lower case, from files of OpenSSH's configuration, for a
+    machine without ssh; options in `said` override them.
 
     Raise BadInput if the files cannot be read or contain an Include that applies.
     """

@@ -360,7 +360,8 @@ class AgentPlace:
         """Start an agent process for node 0 of the run in `run_dir` that imports now and then waits, and return its
         place.
 
-        If `before` is a prepared child, that child becomes the process.
+        Its environment is `environ`, with the variable that marks processes of the run. If `before` is a prepared
+        child, that child becomes the process.
         """
         ours, theirs = socket.socketpair()
         with theirs:

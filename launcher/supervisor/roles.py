@@ -149,7 +149,8 @@ class RolesOfRun:
                 create_record(self._attempt.due, this_process())
 
     def _cannot_return(self, part: _Part) -> AttemptEnd | None:
-        """Return how a role ended that has lost one of its hosts, if the main role's coordinator misses that host too.
+        """Return how a role ended because it had lost a host, once the main role's coordinator counts that host as lost
+        too, so that the role cannot start again on it.
 
         Return None while the host may be back, or once the role runs again.
         """

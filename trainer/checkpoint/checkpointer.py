@@ -176,7 +176,8 @@ class Checkpointer:
     def add_verified(self, known: Mapping[int, bool]) -> None:
         """Add the `verified` steps of an earlier Checkpointer of this process, as if verified by this one.
 
-        Older checkpoints can then be deleted sooner.
+        `known` says for each step whether the checkpoint's weights are finite. Older checkpoints can then be deleted
+        sooner.
         """
         self._verified_before = dict(known)
         if self._saver is not None:

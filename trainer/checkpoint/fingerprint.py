@@ -238,7 +238,8 @@ def _digest_on_first(
 def _serve_first(files: Mapping[int, int], save_group: SaveGroup, still_here: Callable[[], None]) -> tuple[str, str]:
     """Send the bytes that rank 0 asks for until it sends the fingerprint; return that and this rank's problem or "".
 
-    `still_here` is called at each message. Unreadable bytes are sent as zeros.
+    `files` are the descriptors of the files on this disk, by their numbers in the manifest. `still_here` is called at
+    each message. Unreadable bytes are sent as zeros.
     """
     problem = ""
     wanted: _Request | str = ""

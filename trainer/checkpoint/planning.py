@@ -101,7 +101,7 @@ def plan_of(tensors: dict[str, TensorEntry], me: int, own_signature: int) -> Wri
 
 
 def _parts(tensors: Mapping[str, TensorEntry], me: int) -> Iterator[Part]:
-    """Yield the parts that the rank at place `me` of the save group writes."""
+    """Yield the parts that the rank at place `me` of the save group writes, by the plan for all ranks, `tensors`."""
     for name, entry in tensors.items():
         for row in entry.rows:
             number, rest = divmod(me - row.file, row.stride)

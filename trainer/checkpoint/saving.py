@@ -420,7 +420,8 @@ class Saver:
     def _await_copies(self, step: int) -> list[Stock]:
         """Wait until second copies lag by no more than the limit; return which files of which saves each disk has.
 
-        All ranks call it. Raises OSError if a disk cannot be read.
+        All ranks call it after the save of `step`. Without a limit, or while the training ends, nothing is waited for.
+        Raises OSError if a disk cannot be read.
         """
         lag, waits = self._copy_lag, True
         try:

@@ -153,7 +153,7 @@ def _extend(dim: int, share: Share, other: Share) -> bool:
 def _split_full_row(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[Share]:
     """Return the parts of the share as single shares if its row spans the dimension `dim`, else the share itself.
 
-    Single parts can be joined to others along another dimension.
+    `shape` is that of the whole tensor. Single parts can be joined to others along another dimension.
     """
     whole = share.count * share.lengths[dim] == shape[dim]
     if share.count == 1 or share.dim != dim or dim == 0 or not whole or share.lengths[0] == shape[0]:

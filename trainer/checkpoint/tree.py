@@ -150,7 +150,10 @@ def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dic
 
 
 def _encode_default(value: defaultdict[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return a defaultdict encoded. Raises TrainerError if its factory cannot be saved by name."""
+    """Return a defaultdict encoded, as `_encode` does with `where` and `tensors`.
+
+    Raises TrainerError if its factory cannot be saved by name.
+    """
     factory: Any = value.default_factory
     name = None if factory is None else getattr(factory, "__name__", "")
     if factory is not None and _FACTORIES.get(name or "") is not factory:
@@ -232,7 +235,10 @@ def _decode_inline(value: Any) -> Tensor:
 
 
 def _decode_array(value: Any) -> np.ndarray[Any, Any]:
-    """Return a stored NumPy array. Raises CheckpointDamaged for a type that is neither numbers nor text."""
+    """Return a NumPy array from `value`, [type, shape, base64 text], as it was stored inside the JSON document.
+
+    Raises CheckpointDamaged for a type that is neither numbers nor text.
+    """
     dtype, shape, text = value
     if not _ARRAY_TYPE.fullmatch(dtype):
         raise CheckpointDamaged(f"state: an array of {str(dtype)[:40]!r}, which is no type of numbers or text")

@@ -34,7 +34,7 @@ class Written:
 def write_new(
     path: Path, parts: Iterable[bytes | memoryview], after_piece: Callable[[], None] = lambda: None
 ) -> Written:
-    """Write a file that must not exist yet, and sync it to disk; return its size and digest.
+    """Write `parts`, in order, into a file that must not exist yet, and sync it to disk; return its size and digest.
 
     Its name is durable only after `sync_folder`. `after_piece` is called after each piece. Raises OSError,
     FileExistsError for an existing file. Do not retry a file after an error: the kernel may have marked pages clean
@@ -197,9 +197,9 @@ def read_exactly(fd: int, view: memoryview, at: int) -> memoryview:
 
 @contextlib.contextmanager
 def unreadable_is_damaged(path: Path) -> Iterator[None]:
-    """Raise CheckpointDamaged in place of read errors of a bad disk in this context.
+    """Raise CheckpointDamaged in place of errors of a bad disk (EIO, EBADMSG, EUCLEAN) in this context.
 
-    Callers then try an older checkpoint.
+    Other OSErrors pass through. Callers try an older checkpoint after CheckpointDamaged.
     """
     try:
         yield

@@ -131,7 +131,10 @@ def _locked(folder: Path, limit_s: float) -> Iterator[None]:
 
 
 def _lock(fd: int, folder: Path, limit_s: float) -> None:
-    """Lock the file. Raises TrainerError if another process holds the lock for longer than `limit_s`."""
+    """Wait for the lock and take it; `fd` is the lock's file in `folder`.
+
+    Raises TrainerError if another process holds the lock for longer than `limit_s`.
+    """
     end = time.monotonic() + limit_s
     while True:
         try:

@@ -67,10 +67,10 @@ def package_problem(url: str) -> tuple[str, str] | None:
 
 
 class ObjectStore:
-    """The saves below one address. All methods wait for the network and raise StoreFailed.
+    """The saves below one address, each in a folder named by `save_name`.
 
-    `clean` removes secrets from the store's error messages. Credentials come from the environment, as the store's own
-    package reads it.
+    All methods wait for the network and raise StoreFailed. `clean` removes secrets from the store's error messages.
+    Credentials come from the environment, as the store's own package reads it.
     """
 
     def __init__(self, url: str, clean: Callable[[str], str] = str) -> None:
@@ -134,7 +134,10 @@ class ObjectStore:
                 yield piece
 
     def put(self, folder: str, name: str, pieces: Iterable[bytes]) -> None:
-        """Write a file, which exists in the store once this returns; if `pieces` raises, no part of it exists."""
+        """Write the file `name` of the save in `folder`; it exists in the store once this returns.
+
+        If `pieces` raises, no part of it exists.
+        """
         path = f"{self._root}/{folder}/{name}"
         with self._asking():
             if not self._fs.async_impl:  # else it is an object store, where no folder has to be made

@@ -136,7 +136,7 @@ def whole_over(disks: Iterable[Sequence[Held]], kind: Kind = "step") -> list[Hel
 
 
 def read_manifest(folder: Path, step: int, kind: Kind = "step") -> bytes:
-    """Return the encoded manifest of a committed checkpoint, for `receive` on another disk.
+    """Return the encoded manifest of a committed checkpoint in `folder`, for `receive` on another disk.
 
     Raises OSError, CheckpointDamaged.
     """
@@ -144,7 +144,7 @@ def read_manifest(folder: Path, step: int, kind: Kind = "step") -> bytes:
 
 
 def open_file(folder: Path, step: int, name: str, kind: Kind = "step") -> BinaryIO:
-    """Open a rank's file of a committed checkpoint. Raises OSError, CheckpointDamaged."""
+    """Open the file `name` of a committed checkpoint in `folder` for reading. Raises OSError, CheckpointDamaged."""
     if not is_data_name(name):
         raise CheckpointDamaged(f"{name!r}: expected the name of a rank's file")
     return os.fdopen(open_to_read(folder / folder_name(step, kind) / name), "rb", buffering=0)
@@ -153,10 +153,11 @@ def open_file(folder: Path, step: int, name: str, kind: Kind = "step") -> Binary
 def receive(
     folder: Path, manifest: bytes, name: str, chunks: Iterable[bytes | memoryview], kind: Kind = "step"
 ) -> None:
-    """Write a copy of one file and the checkpoint's manifest, synced and compared when this returns.
+    """Write a copy of one file and the checkpoint's manifest into the checkpoint directory `folder`.
 
-    Raises CheckpointDamaged if the bytes are not those of the manifest, FileExistsError if another checkpoint of this
-    step is here, and OSError; no part of the file is left then.
+    `manifest` is the encoded manifest, `name` the file's name in it, and `chunks` the file's bytes. Both are synced and
+    compared when this returns. Raises CheckpointDamaged if the bytes are not those of the manifest, FileExistsError if
+    another checkpoint of this step is here, and OSError; no part of the file is left then.
     """
     whole = decode(manifest)
     file = next((file for file in whole.files if file.name == name), None)
@@ -176,9 +177,10 @@ def receive(
 
 
 def promote(folder: Path, step: int, nonce: str) -> None:
-    """Commit a prepared draft of this save that another disk has committed; calling it again does nothing.
+    """Commit, in the checkpoint directory `folder`, a prepared draft of a save that another disk has committed.
 
-    Raises FileNotFoundError if there is no such draft, and FileExistsError if another checkpoint of this step is here.
+    The save is named by its step and nonce. Calling it again does nothing. Raises FileNotFoundError if there is no such
+    draft, and FileExistsError if another checkpoint of this step is here.
     """
     final = folder / folder_name(step)
     held = [held for held in inventory(folder) if (held.step, held.nonce, held.kind) == (step, nonce, "step")]

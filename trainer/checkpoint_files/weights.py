@@ -155,7 +155,7 @@ def entries_of(manifest: Manifest, model: str | None = None) -> dict[str, Tensor
 def pieces(entry: TensorEntry, read: Callable[[int, memoryview, int], None]) -> Iterator[bytes]:
     """Yield the tensor's bytes in the order of its elements, in pieces of one size except the last.
 
-    `read` fills a view from a file, by the file's number in the manifest, from an offset on.
+    `read(file, view, at)` fills `view` from offset `at` of the file with this number in the manifest.
     """
     buffer = memoryview(bytearray(_PIECE_BYTES))
     held = 0

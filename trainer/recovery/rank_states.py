@@ -122,9 +122,9 @@ class RankStateFile:
 
     @classmethod
     def begin(cls, path: Path, start: str) -> "RankStateFile":
-        """Delete the files of an earlier process and return a RankStateFile without states. Raises OSError.
+        """Delete the files of an earlier process that begin with `path`, and return a RankStateFile without states.
 
-        `start` names this launch of the ranks.
+        `start` names this launch of the ranks. Raises OSError.
         """
         file = cls(path, start, {})
         file.remove()

@@ -231,7 +231,7 @@ class Piece:
 def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_node: int) -> list[int]:
     """Return the ranks that send to the receiver: those on its node that have the state, or else all that have it.
 
-    `receivers` are the ranks that lack the state.
+    `receivers` are the ranks that lack the state; `size` is the number of all ranks.
     """
     senders = [rank for rank in range(size) if rank not in receivers]
     near = [rank for rank in senders if rank // ranks_per_node == receiver // ranks_per_node]

@@ -299,7 +299,7 @@ def said_by(who: str, error: LaunchError) -> LaunchError:
 
 
 def remote_version(login: RemoteProgram) -> str:
-    """Return the version that `launch --version` prints on the login node, or `?` if it cannot be run, for a message."""
+    """Return the version that `launch --version` prints on the login node, or `?` if it cannot be run there."""
     with contextlib.suppress(LaunchError):
         way, running = started(login, "--version")
         with running, way or contextlib.nullcontext():

@@ -36,7 +36,9 @@ def refuse_links_out(code: CodeList) -> None:
 
 
 def digest_of(code: CodeList) -> str:
-    """Return the digest of the listed code: of its files' names, links, executable bits and contents."""
+    """Return the digest of the listed code: of its files' names, links, executable bits and contents. The files are
+    read; raise BadInput if one cannot be read or has changed its type.
+    """
     return tree_digest(code.files, content_hashes(code, "sent"))
 
 

@@ -151,8 +151,9 @@ def _recipients(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[st
 
 
 def _address(target: NotifyTarget, base: Path, environ: Mapping[str, str]) -> str:
-    """Return the address of a recipient, read from its secret if it has one, relative to `base`; raise BadInput if it
-    is malformed.
+    """Return the address of a recipient; raise BadInput if it is malformed.
+
+    If it is a secret, it is read from a variable of `environ`, or from a file named relative to `base`.
     """
     if target.kind not in SECRET_ADDRESSES:
         return target.address

@@ -52,8 +52,8 @@ class SlotHolder:
 
 @dataclass(frozen=True)
 class SlotWaiter:
-    """One run that waits for slots: since when (`stamp`, in ms), whose it is, and what it needs. `priority` counts
-    among runs of the same user.
+    """One run that waits for slots: since when (`stamp`, Unix time in ms), whose it is, and what it needs. `priority`
+    counts among runs of the same user; the highest is served first.
     """
 
     stamp: int
