@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def shares(args: argparse.Namespace, step: int) -> list[int]:
-    """Return the indexes of the images of a step, for all ranks together.
+    """Return the indexes of the images of a step, for all ranks together; `args` are the parsed options.
 
     They depend only on the step, so no position in the data has to be saved.
     """

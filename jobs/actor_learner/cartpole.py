@@ -1,4 +1,5 @@
-"""CartPole and a policy that plays it, in plain Python: an actor starts at once and needs no torch.
+"""CartPole and a policy that plays it, in plain Python: an actor starts at once and needs no torch. A state has four
+numbers: place and speed of the cart (m, m/s), angle and angular speed of the pole (rad, rad/s).
 
 An episode is a function of the weights, the seed, the step and its number, so it does not matter which actor plays it.
 """

@@ -126,8 +126,9 @@ def _sides(ways: Sequence[Way]) -> tuple[dict[str, list[float]], dict[str, list[
 
 
 def _slow_with_all(side: Mapping[str, Sequence[float]], usual: float) -> dict[str, float]:
-    """Return the hosts that are slow, by the `usual` rate, with all partners in one direction (`side`: each host's
-    rates), with their best rates. A host with a single partner is left out, because the other end may be the cause.
+    """Return the hosts whose rates are less than half of the `usual` rate with all partners in one direction, with
+    their best rates; `side` has the rates of each host in this direction. A host with a single partner is left out,
+    because the other end may be the cause.
     """
     bests = {host: max(speeds) for host, speeds in side.items() if len(speeds) > 1}
     return {host: best for host, best in bests.items() if best < _SLOW * usual}

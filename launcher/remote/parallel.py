@@ -56,8 +56,8 @@ def connect_all(
 def for_all(
     lines: Mapping[str, S], work: Callable[[str, S], T], *, at_once: int | None = None
 ) -> dict[str, T | LaunchError]:
-    """Return by name the result of `work` for each connection, or the LaunchError that it raised; at most `at_once` run
-    at the same time, or all if it is None.
+    """Call `work(name, connection)` for each connection, in threads, and return by name its result or the LaunchError
+    that it raised; at most `at_once` run at the same time, or all if it is None.
     """
     each = {name: partial(work, name, line) for name, line in lines.items()}
     return _run_in_threads(each, len(lines) if at_once is None else at_once)

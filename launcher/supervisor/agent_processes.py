@@ -514,7 +514,7 @@ class AgentProcesses:
             agent.start()
 
     def add(self, agents: Sequence[AgentProcess]) -> None:
-        """Watch further agents, too."""
+        """Watch these agents, too; the caller starts them."""
         self._agents += agents
 
     def drop(self, agents: Sequence[AgentProcess]) -> None:

@@ -156,7 +156,8 @@ class Allocation:
 
     def _watch(self) -> int | None:
         """Wait until node 0's agent, with the coordinator, has ended, and return its wait status. Return None if a
-        role's end decides how the run ends, or if a stop was requested and the agent has not ended in its time.
+        role's end decides how the run ends, or if a stop was requested and the agent has not ended within the ranks'
+        grace period and a few seconds more.
         """
         while True:
             stopping = self._sure_at is not None

@@ -151,7 +151,10 @@ def _whole_values(name: str, tensor: Tensor) -> Tensor:
 
 
 def _on_device_of(live: Any, saved: Any) -> Any:
-    """Return `saved` on the device of `live`, the present value, if both are tensors, as a learning rate may be."""
+    """Return `saved` on the device of `live`, the present value, if both are tensors, else unchanged.
+
+    A learning rate, for example, may be a tensor or a number.
+    """
     return saved.to(live.device) if isinstance(live, Tensor) and isinstance(saved, Tensor) else saved
 
 

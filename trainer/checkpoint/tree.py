@@ -216,12 +216,18 @@ def _decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 def _decode_pairs(value: Any, tensor: Callable[[str], Tensor]) -> list[tuple[Any, Any]]:
-    """Return the decoded keys and values; `tensor` is called with a name and returns a large tensor."""
+    """Return the decoded keys and values of `value`, a list of encoded pairs.
+
+    `tensor` is called with a name and returns a large tensor.
+    """
     return [(_decode(key, tensor), _decode(item, tensor)) for key, item in value]
 
 
 def _decode_items(value: Any, tensor: Callable[[str], Tensor]) -> list[Any]:
-    """Return the decoded items; `tensor` is called with a name and returns a large tensor."""
+    """Return the decoded items of `value`, a list of encoded ones.
+
+    `tensor` is called with a name and returns a large tensor.
+    """
     return [_decode(item, tensor) for item in value]
 
 

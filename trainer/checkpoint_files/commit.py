@@ -166,10 +166,10 @@ def publish_best(
 def place_best(
     source: Entry, token: FencingToken, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
 ) -> list[Path]:
-    """Make a checkpoint the best one, as `publish_best` does, but without removing the previous best ones.
+    """Make a checkpoint the best one, without removing the previous best ones, and return their folders, for `remove`.
 
-    Returns the folders of these, for `remove`. `info` is added to the manifest; `run_dir` is the run's folder, whose
-    fence is checked too. Raises Fenced, OSError or CheckpointDamaged.
+    The files are hard links where the disk allows, else copies. `info` is added to the manifest; `run_dir` is the run's
+    folder, whose fence is checked too. Raises Fenced, OSError or CheckpointDamaged.
     """
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)
@@ -252,7 +252,8 @@ def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
 def _rename(draft: Path, final: Path, kind: Kind, manifest: Manifest) -> None:
     """Rename the draft to its final name.
 
-    Over NFS an error may come although the rename has happened; such an error is ignored. Raises OSError for others.
+    Over NFS an error may come although the rename has happened; it is ignored if `final` then holds the checkpoint of
+    this manifest and kind. Raises OSError otherwise.
     """
     try:
         os.rename(draft, final)

@@ -60,7 +60,7 @@ def _metadata(weights: Weights, places: dict[str, tuple[int, int]]) -> bytes:
 
 
 def _described(one: Weight) -> bytes:
-    """Return the pickled description of one tensor."""
+    """Return the pickled TensorStorageMetadata of one tensor, with a single chunk."""
     layout = pickled.called(pickled.name_of("torch.serialization", "_get_layout"), pickled.text("torch.strided"))
     contiguous = pickled.called(pickled.name_of(_WORDS, "_MEM_FORMAT_ENCODING"), pickled.number(0))
     of_type = pickled.name_of("torch", one.dtype)

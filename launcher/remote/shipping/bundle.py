@@ -48,7 +48,7 @@ def archive(tag: str) -> bytes:
 
 @cache
 def _archive(tag: str) -> bytes:
-    """Return the bundle as a compressed archive."""
+    """Return the bundle for hosts with this tag as a compressed archive."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as tar:
         for name, path in _files(tag):

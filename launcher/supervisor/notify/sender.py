@@ -109,8 +109,8 @@ class RecipientThread:
 
     def _deliver(self, message: Message, since: float) -> None:
         """Try to send the message until it is accepted, is refused in a way that excludes a later try, or has been
-        queued, since the time `since`, for GIVE_UP_S seconds; record the result. Return without a record once the
-        thread is stopped.
+        queued, since the time `since`, for six hours; record the result. Return without a record once the thread is
+        stopped.
         """
         self._tries = 0
         while (failed := self._try(message)) is not None:
