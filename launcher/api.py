@@ -223,7 +223,8 @@ class Run:
         Plain data (numbers, text, and lists, tuples, sets and dicts of these) is returned as it is. Everything else is
         pickled, and loaded only with `unpickle`, because that may run code of anyone who could write to the run's
         folder. Exceptions built into Python are raised as they are, others as RunFailed, with the traceback as a note.
-        Raise TimeoutError, Refused for a run of no function, and RunFailed if no rank has left an exception.
+        Raise TimeoutError after `timeout_s` (None: never), Refused for a run of no function, and RunFailed if no rank
+        has left an exception.
         """
         from launcher.submission.functions import is_call, result_of  # late: of no use to `status`
 

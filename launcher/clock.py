@@ -23,8 +23,8 @@ def boottime() -> float:
 def lease_of_ranks(lease_s: float) -> float:
     """Return for how many seconds ranks may run on a node that receives no answers from the coordinator.
 
-    They are ended in the last second of the lease, so that other nodes can take over right after it. A fifth of a short
-    lease is reserved instead, so that enough heartbeats remain to renew it.
+    They are ended in the last second of the lease, so that other nodes can take over right after it. Of a lease of less
+    than five seconds a fifth is reserved instead, so that enough heartbeats remain to renew it.
     """
     return lease_s - min(ENDING_S, lease_s / 5)
 
@@ -55,7 +55,7 @@ def heartbeat_turn_s(lease_s: float, nodes: int) -> float:
 class WakingClock:
     """A clock that stops while its own process is suspended or starved, or its machine is. Timeouts for other machines
     are measured with it, because in that time their messages could not be received. It must be read often: time beyond
-    STEP_S between two reads counts as suspended.
+    two seconds (STEP_S) between two reads counts as suspended.
     """
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:

@@ -118,7 +118,10 @@ def shares(played: Sequence[Any], world: int) -> list[tuple[Tensor, Tensor, Tens
 
 
 def policy_loss(model: nn.Module, states: Tensor, pushes: Tensor, worth: Tensor) -> Tensor:
-    """Return the policy gradient's loss: the larger the weight of a push, the more likely it becomes."""
+    """Return the policy gradient's loss; `worth` has the weight of each push.
+
+    The larger the weight of a push, the more likely training makes it.
+    """
     log_odds = model(states).squeeze(1)
     surprise = nn.functional.binary_cross_entropy_with_logits(log_odds, pushes, reduction="none")
     return (surprise * worth).sum()

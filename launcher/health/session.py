@@ -79,7 +79,7 @@ class Helper:
         return line
 
     def leave(self) -> None:
-        """Close the program's stdin, which ends it, and wait for the end."""
+        """Close the program's stdin, which ends it, and wait up to five seconds for the end."""
         try:
             self._running.finish(_HANG_UP_S)
         except Unreachable:

@@ -158,7 +158,7 @@ class OpenSshTransport:
         return self._command.forward(hostname, port)
 
     def _outlives(self) -> bool:
-        """Return whether the connection still exists after the end of a command that used it, after waiting a moment
+        """Return whether the connection still exists after the end of a command that used it, after waiting 0.2 seconds
         for its own end.
         """
         if self._master is not None:

@@ -112,7 +112,7 @@ class ParamikoConnection(paramiko.Transport):
         return self.open_channel("direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=limit_s)
 
     def leave(self) -> None:
-        """End the connection and wait a few seconds until its thread has exited.
+        """End the connection and wait up to a second until its thread has exited.
 
         The thread, which still reads from the socket, closes it: if another thread did, the descriptor's number could
         be given to a new socket while this one is being read.

@@ -95,7 +95,7 @@ class ProgramChannel:
         self._complaints.close()
 
     def _new_stderr(self) -> bytes:
-        """Return new output on the program's stderr, at most the last _MOST_COMPLAINTS bytes of it.
+        """Return new output on the program's stderr, at most the last 16 MiB of it.
 
         The file that receives it is emptied once it is larger, so that it does not fill the disk.
         """

@@ -187,7 +187,7 @@ class AgentProcess:
         return self.lease.copies if self.lease is not None else None
 
     def enforce_lease(self) -> float | None:
-        """End the ranks of an agent whose lease has expired, and an agent that is frozen while they run.
+        """Kill the ranks of an agent whose lease has expired, and an agent that is frozen while they run.
 
         Return the seconds to the next check, or None if there is no lease.
         """
@@ -206,7 +206,7 @@ class AgentProcess:
 
     def schedule_restart(self, now: float) -> None:
         """Set when the dead process is started again, after a delay from `now` that grows with each death in a row. A
-        life of _STEADY_S seconds resets the delay.
+        life of 30 seconds resets the delay.
         """
         if now - self.started_at >= _STEADY_S:
             self.deaths = 0
@@ -323,9 +323,7 @@ class SupervisedLease:
         return self._lease.exit_code
 
     def end(self, agent: int) -> None:
-        """End all processes below the agent except its standby, and log that unless the watchdog had ended them
-        first.
-        """
+        """Kill all processes below the agent except its standby, and log that unless the watchdog had ended them first."""
         self._lease.break_off()
         ended, _ = end_all(lambda: descendants(agent, keep=(self._lease.standby,)))
         if ended:

@@ -112,7 +112,8 @@ class StandbySupervisor:
         """Close the pipes to the supervisor; the message that it was sent, or the records on disk, decide whether it
         begins.
 
-        A process that was started as a child and then detached the supervisor from itself is waited for.
+        If it was started as a child process, that child, which exits once the supervisor has detached itself, is waited
+        for.
         """
         os.close(self._go)
         self._up.close()

@@ -25,7 +25,9 @@ class Strategy:
         self.run, self.words = RunDir(folder), words
 
     def boot(self) -> bytes:
-        """Get ready, and return the line that tells the starter how to reach this process."""
+        """Prepare what needs no message from the starter, such as imports, and return the line that tells the starter
+        how to reach this process. By default nothing is prepared.
+        """
         return b"up\n"
 
     def supervise(self, go: BinaryIO) -> int:

@@ -1,4 +1,4 @@
-"""Digest the unsharded model and optimizer in a checkpoint: equal values have equal digests, however sharded."""
+"""Digest a checkpoint's model and optimizer, in blocks of rows of tensors: equal values give equal digests."""
 
 import contextlib
 import hashlib

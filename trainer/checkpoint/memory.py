@@ -48,9 +48,10 @@ class MemoryTier:
     enabled: bool | None = None  # None: nobody has looked yet whether a snapshot fits
 
     def steps(self, world: World) -> list[tuple[int, str]]:
-        """Return (step, nonce) of each usable snapshot that was saved by exactly the ranks on this node now.
+        """Return (step, nonce) of each snapshot that was saved by exactly the ranks on this node now.
 
-        The nonce is the random name of the save, the same on all nodes.
+        Damaged snapshots and those whose weights are not finite are left out. The nonce is the random name of the save,
+        the same on all nodes.
         """
         found = [(step, self.manifest(step, world)) for step in catalog.steps(self.folder)]
         return [(step, manifest.nonce) for step, manifest in found if manifest is not None]

@@ -174,7 +174,7 @@ class NewestState:
         return Loaded(step, path, size, from_memory=True, info=manifest.info, averages=reader.averages)
 
     def _is_sound(self, step: int, read: Callable[[], None] | None, otherwise: str) -> bool:
-        """Call `read` on all ranks and return whether it worked on all; if not, log a warning.
+        """Call `read` and return whether it worked on all ranks, which all call this; if not, log a warning.
 
         `read` None means that this rank's snapshot of that step is gone. `otherwise` says in the warning what is loaded
         instead.

@@ -398,10 +398,10 @@ class Saver:
                 log.warning("%s could not be removed: %s", draft, error)
 
     def _clean_up(self, request: SaveRequest) -> None:
-        """Make the checkpoint the best if the request says so, and delete old checkpoints.
+        """Make the checkpoint the best if the request says so, and delete old checkpoints; all ranks call it.
 
-        If nodes share no disk, it may wait for second copies before. It follows a commit, which stays valid even if
-        this fails.
+        If nodes share no disk, second copies may be waited for before. It follows a commit, which stays valid even if
+        this fails; errors are only logged.
         """
         try:
             if request.best:

@@ -93,7 +93,10 @@ def read_token(folder: Path) -> FencingToken | None:
 
 
 def _set_aside_if_damaged(folder: Path) -> FencingToken | None:
-    """Return the newest token, or None if there is none or the file was damaged and has been renamed."""
+    """Rename the file of the newest token if it is damaged, and return None; else return the token.
+
+    Returns None too if there is no token.
+    """
     try:
         return read_token(folder)
     except CheckpointDamaged:

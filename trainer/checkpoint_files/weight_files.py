@@ -49,7 +49,7 @@ def write_safetensors(
 def _header(ordered: Iterable[Weight], notes: Mapping[str, str]) -> bytes:
     """Return the header of a safetensors file: its length and JSON, padded to a multiple of eight bytes.
 
-    `notes` go into its metadata.
+    The tensors in `ordered` follow it in this order. `notes` go into its metadata.
     """
     opcodes: dict[str, object] = {"__metadata__": dict(notes)}
     at = 0

@@ -31,7 +31,10 @@ class CsvLogger(Callback):
         self._rows: dict[int, Row] = {}
 
     def on_start(self, training: Training) -> None:
-        """Open the table and remove rows of steps after the one that the training starts from."""
+        """Open the table and remove rows of steps after the one that the training starts from.
+
+        Raises BadSettings for a file of another kind.
+        """
         self._open(training)
         kept = {step: row for step, row in self._rows.items() if step <= training.step}
         if len(kept) < len(self._rows):
@@ -52,7 +55,10 @@ class CsvLogger(Callback):
         self._add(training.step, values)
 
     def _open(self, training: Training) -> None:
-        """Open the table on rank 0 and read the rows that are in it."""
+        """Open the table on rank 0 and read the rows that are in it; do nothing in a dev run (`fast_dev_run`).
+
+        Raises BadSettings for a file of another kind.
+        """
         self._path = None
         if training.world.is_first and training.settings.fast_dev_run is None:
             given = self._given

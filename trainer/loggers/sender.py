@@ -49,7 +49,7 @@ class Tracker(Protocol):
 class Sender:
     """A queue of rows that a thread sends to a tracking server.
 
-    No method raises an error, and only `end` waits.
+    Neither `put` nor `end` raises an error, and only `end` waits.
     """
 
     def __init__(self, name: str, tracker: Tracker, earlier: Earlier) -> None:

@@ -93,7 +93,10 @@ class TrackingLogger(Callback):
         self._done = True
 
     def on_end(self, _training: Training) -> None:
-        """End the connection; if the training has not finished, the values of its newest step are dropped."""
+        """Send the waiting values within the time that the logger allows for it, and end the connection.
+
+        If the training has not finished, the values of its newest step are dropped.
+        """
         self._row = None  # where it is not done it comes back: from metrics.jsonl, or by doing it again
         sender, self._sender = self._sender, None
         if sender is not None:

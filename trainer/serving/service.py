@@ -42,7 +42,7 @@ class Service:
 
 
 def find_service(app: str, args: Sequence[str]) -> Service:
-    """Return the service that `app` names: `module`, `module:name` or `file.py[:name]`.
+    """Import the module in `app` and return its service; `app` is `module`, `module:name` or `file.py[:name]`.
 
     The named function, by default `service`, is called with `args`, the arguments of the training. If the module has no
     `service`, the Service is made of its `load`, `predict`, `INPUT`, `OUTPUT` and `EXAMPLE`. Raises BadSettings if

@@ -89,8 +89,8 @@ class RpcClient(ClosedAtTheEnd):
         return not self._waits and not self._left
 
     def greet(self, deadline: float | None = None) -> None:
-        """Wait for the program's greeting until the deadline (by `time.monotonic`; None: GREETING_S seconds from now).
-        Raise OtherVersion if it is of another version, and another LaunchError if none comes or it is malformed.
+        """Wait for the program's greeting until the deadline (by `time.monotonic`; None: 30 seconds from now). Raise
+        OtherVersion if it is of another version, and another LaunchError if none comes or it is malformed.
         """
         if self._greeted:
             return
@@ -147,8 +147,8 @@ class RpcClient(ClosedAtTheEnd):
         """Send a request, followed by the bytes in `contents`; return (its answer, decoded as `kind`, the bytes that
         follow the answer, at most `most`).
 
-        The answer may take `timeout_s`, and each mebibyte of the bytes a fixed time. Errors are those of `send`,
-        `receive` and `pieces`.
+        The answer may take `timeout_s`, and each mebibyte of the bytes a minute. Errors are those of `send`, `receive`
+        and `pieces`.
         """
         self.send(request, contents)
         answer = self.receive(kind, time.monotonic() + timeout_s, most=most)

@@ -110,8 +110,8 @@ class Slots:
     def contested(self) -> bool:
         """Return whether an earlier run waits for the slots of this one, which should then release them.
 
-        At first only runs count that were seen to wait within _LATE_S seconds after this process came. Later, any run
-        counts that claims to have come earlier, so that two runs do not wait for each other for ever.
+        In the first 20 to 40 seconds only runs count that were seen to wait within a minute after this process came.
+        Later, any run counts that claims to have come earlier, so that two runs do not wait for each other for ever.
         """
         seen = occupancy()
         if self._before(seen):
@@ -135,8 +135,8 @@ class Slots:
     def _before(self, seen: Occupancy) -> int:
         """Return how many waiters are served before this run.
 
-        Each announces its own time of arrival, so one is not taken to be earlier unless it was seen within _LATE_S
-        seconds after this run came.
+        Each announces its own time of arrival, so one is not taken to be earlier unless it was seen within a minute
+        after this run came.
         """
         mine, ahead = self._waiter, seen.before(self._waiter)
         if self._came_at is None or time.monotonic() < self._came_at + _LATE_S:
