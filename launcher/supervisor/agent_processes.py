@@ -323,7 +323,7 @@ class SupervisedLease:
         return self._lease.exit_code
 
     def end(self, agent: int) -> None:
-        """Kill all processes below the agent except its standby, and log that unless the watchdog had ended them first."""
+        """Kill all processes below the agent except its standby; log that, unless the watchdog had ended them first."""
         self._lease.break_off()
         ended, _ = end_all(lambda: descendants(agent, keep=(self._lease.standby,)))
         if ended:

@@ -52,7 +52,8 @@ def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> 
 def begin(folder: Path, step: int, token: FencingToken, run_dir: Path | None = None) -> Path:
     """Make a draft folder for the checkpoint of `step`, and return it.
 
-    Raises Fenced if `token` is no longer the newest, in `folder` or in the folder of the run (`run_dir`), or OSError.
+    Raises Fenced if `token` is no longer the newest, in `folder` or in the folder of the run (`run_dir`),
+    CheckpointDamaged if a fence is damaged, or OSError.
     """
     draft = folder / draft_name(step, token.attempt, new_nonce())
     _begin(draft, token, run_dir)

@@ -72,7 +72,7 @@ def check(folder: Path, token: FencingToken, run_dir: Path | None = None) -> Non
     """Raise Fenced if a newer start has taken a token in `folder`.
 
     With `run_dir`, the run's folder, Fenced is raised also if launch's fence there names a newer attempt. Raises
-    CheckpointDamaged if a fence cannot be decoded, and OSError.
+    CheckpointDamaged if a fence is damaged.
     """
     newest = read_token(folder)
     if newest != token:
