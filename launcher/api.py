@@ -81,9 +81,9 @@ class Run:
         return run(ref)
 
     def status(self, fresh_s: float = 0.0) -> "RunStatus":
-        """Return the run's status, from its records on this machine and from its cluster, which is queried.
+        """Return the run's status, from its records on this machine and, if these cannot tell, from its cluster.
 
-        With `fresh_s`, an answer of the cluster up to that many seconds old is used instead of a new query. A run of
+        The cluster is queried, but with `fresh_s` an answer of up to that many seconds ago is used instead. A run of
         this machine whose processes have died is restarted first, if its records allow that.
         """
         return statuses([self], fresh_s)[0]
@@ -674,7 +674,7 @@ def _carried_on(fact: RunFacts, *, restart: bool) -> "RunStatus":
 def compare(runs_: "Sequence[Run]") -> "Comparison":
     """Return the differences between runs and their results, by the files on this machine.
 
-    Logs and metrics on other machines are fetched first; a machine that does not answer is left out.
+    Logs and metrics on other machines are fetched first; what is on a machine that does not answer is left out.
     """
     from launcher.status.compared import compared  # late: it knows all options of a spec, which `status` does without
 

@@ -25,8 +25,8 @@ class Strategy:
         self.run, self.words = RunDir(folder), words
 
     def boot(self) -> bytes:
-        """Prepare what needs no message from the starter, such as imports, and return the line that tells the starter
-        how to reach this process. By default nothing is prepared.
+        """Prepare what the starter waits for, such as a socket on which this process listens, and return the line that
+        tells the starter how to reach this process. By default nothing is prepared.
         """
         return b"up\n"
 

@@ -110,8 +110,9 @@ class Slots:
     def contested(self) -> bool:
         """Return whether an earlier run waits for the slots of this one, which should then release them.
 
-        In the first 20 to 40 seconds only runs count that were seen to wait within a minute after this process came.
-        Later, any run counts that claims to have come earlier, so that two runs do not wait for each other for ever.
+        In the first 20 to 40 seconds after the slots were taken only runs count that were seen to wait within a minute
+        after this process came. Later, any run counts that claims to have come earlier, so that two runs do not wait
+        for each other for ever.
         """
         seen = occupancy()
         if self._before(seen):
