@@ -68,7 +68,9 @@ _answered: dict[Path, tuple[float, ClusterAnswer | None]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A submitted run: query, follow, cancel or resume it."""
+    """A submitted run: query, follow, cancel or resume it. Methods raise Damaged if a record of the run that they need
+    cannot be read.
+    """
 
     id: RunId
     path: Path
@@ -889,7 +891,7 @@ class Part:
 
 def parts(run: Run, role: str) -> list[Part]:
     """Return the parts of the run with this role, or the one part with this name, such as `actors-1`; raise BadInput if
-    none has it.
+    none has it. Raise Damaged if a plan cannot be read.
     """
     plans = [(path, read_plan(RunDir(path), 1)) for path in (run.path, *role_dirs(RunDir(run.path)))]
     (_, own), *beside = plans

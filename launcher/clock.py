@@ -23,8 +23,8 @@ def boottime() -> float:
 def lease_of_ranks(lease_s: float) -> float:
     """Return for how many seconds ranks may run on a node that receives no answers from the coordinator.
 
-    They are ended in the last second of the lease, so that other nodes can take over right after it. Of a lease of less
-    than five seconds a fifth is reserved instead, so that enough heartbeats remain to renew it.
+    They are ended in the last second of the lease, so that other nodes can take over right after it. If the lease is
+    shorter than five seconds, a fifth of it is reserved instead, so that enough heartbeats remain to renew it.
     """
     return lease_s - min(ENDING_S, lease_s / 5)
 

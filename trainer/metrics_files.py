@@ -26,7 +26,8 @@ def of_attempt(attempt: int | str) -> str:
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return one dict per step, in order, from the metrics files in `folder`.
 
-    A step that was repeated after a kill is in it once, as repeated; a line that a kill cut short is left out.
+    A step that was repeated after a kill is in it once, as repeated; a line that a kill cut short is left out. Raises
+    OSError if a file cannot be read.
     """
     steps: dict[int, dict[str, Any]] = {}
     for line in _lines(files_in(Path(folder)) or [Path(folder) / FILE]):
@@ -38,7 +39,10 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def starts_in(folder: str | os.PathLike[str]) -> list[int]:
-    """Return the step at which each start (launch of the training's ranks) began, in the order of the starts."""
+    """Return the step at which each start (launch of the training's ranks) began, in the order of the starts.
+
+    Raises OSError if a file cannot be read.
+    """
     found = [line.get(START) for line in _lines(files_in(Path(folder)))]
     return [start for start in found if isinstance(start, int)]
 

@@ -100,7 +100,9 @@ def known_keys(target: Target, name: str | None = None) -> list[KnownKey]:
 
 
 def expected_kinds(target: Target) -> tuple[str, ...]:
-    """Return the algorithms of the host's known keys, which the server is asked to use first."""
+    """Return the algorithms of the host's known keys, which the server is asked to use first. Raise Unreachable if a
+    known-hosts file cannot be read.
+    """
     lines = [*known_keys(target), *_without_port(target)]
     return tuple(dict.fromkeys(known.kind for known in lines if not known.marker))
 
@@ -130,7 +132,8 @@ def check(target: Target, key: HostKey) -> None:
 
 def add(target: Target, key: HostKey) -> Path:
     """Write the key to the user's known-hosts file in place of earlier keys of the host, and return that file. Raise
-    Refused if an earlier key is in another file, or on a line that is not about this host alone.
+    Refused if an earlier key is in another file, or on a line that is not about this host alone. Raise Unreachable if a
+    known-hosts file cannot be read.
     """
     file = _users_file(target)
     old = [known for known in known_keys(target) if not known.marker and known.blob != key.blob]
@@ -243,7 +246,9 @@ def _read(file: Path, _state: tuple[int, int, int]) -> _Lines:
 
 
 def _without_port(target: Target) -> list[KnownKey]:
-    """Return lines that name the host without its port; OpenSSH accepts these for any port."""
+    """Return lines that name the host without its port; OpenSSH accepts these for any port. Raise Unreachable if a file
+    cannot be read.
+    """
     if target.known_as != known_name(target.hostname, target.port) or target.known_as == target.hostname:
         return []
     return known_keys(target, target.hostname)

@@ -200,7 +200,8 @@ def connected(target: Target, deadline: float | None) -> OpenSshTransport:
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
     """Return the key that the host presents, without a login there: ssh gives the key to a program of the launcher's
-    that accepts none. Raise Unreachable if none comes before the deadline (by `time.monotonic`, None for none).
+    that accepts none. Raise Unreachable if none comes before the deadline (by `time.monotonic`, None for none). Raise
+    BadInput if an option of the host is wrong.
     """
     whole = resolved(target)
     kinds = ",".join(_KINDS.get(kind, kind) for kind in known_hosts.expected_kinds(whole))

@@ -119,7 +119,7 @@ class Running(ClosedAtTheEnd):
 
     def read(self, size: int, limit_s: float = 60.0) -> bytes:
         """Return up to `size` bytes of the command's stdout as soon as it has any, or b"" at its end; raise Silent
-        after `limit_s` without any.
+        after `limit_s` without any, and Broken if the command prints more than was ever asked for.
         """
         self._wait_for(lambda: bool(self._out), limit_s)
         data = bytes(self._out[:size])
@@ -128,7 +128,7 @@ class Running(ClosedAtTheEnd):
 
     def readline(self, limit_s: float = 60.0) -> bytes:
         """Return a line of the command's stdout with its newline, or the rest at its end; raise Silent if neither comes
-        within `limit_s`.
+        within `limit_s`, and Broken if the command prints more than was ever asked for.
         """
         self._wait_for(lambda: b"\n" in self._out, limit_s)
         end = self._out.find(b"\n") + 1

@@ -262,7 +262,7 @@ def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, age
 
 def _files(words: Sequence[str], tokens: Mapping[str, str], name: str) -> list[Path]:
     """Return the paths of files in an SSH option, with variables and tokens such as %h, which are in `tokens`, filled
-    in; `name` is the host's name for messages.
+    in; `name` is the host's name for messages. Raise BadInput for an unknown token or a variable that is not set.
     """
     return [Path(_path(word, tokens, name)) for word in words if word.lower() != "none"]
 
@@ -285,7 +285,8 @@ def _path(text: str, tokens: Mapping[str, str], name: str) -> str:
 def _agent_socket(said: str, tokens: Mapping[str, str], name: str) -> str:
     """Return the path that `said`, the option IdentityAgent, gives, or "" for the socket in SSH_AUTH_SOCK.
 
-    `tokens` has the values of tokens such as %h, and `name` is the host's name for messages.
+    `tokens` has the values of tokens such as %h, and `name` is the host's name for messages. Raise BadInput for an
+    unknown token or a variable that is not set.
     """
     if said.lower() in {"", "none"} or said == "SSH_AUTH_SOCK":
         return ""

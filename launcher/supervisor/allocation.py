@@ -50,7 +50,9 @@ class StopSignal:
         return None
 
     def to_end(self) -> bool:
-        """Return True once SIGTERM has come, after copying its reason to this attempt."""
+        """Return True once SIGTERM has come, after copying its reason to this attempt. Raise OSError if that cannot be
+        written.
+        """
         if self._wakeup.stop_asked:
             pass_on_stop(self._before, self._attempt)
         return self._wakeup.stop_asked
@@ -124,7 +126,9 @@ class Allocation:
             self._messenger.close(wait_s)
 
     def _carried_out(self) -> AttemptEnd:
-        """Run the attempt until all its processes here have exited, and return how it ended."""
+        """Run the attempt until all its processes here have exited, and return how it ended. Raise Fenced if a newer
+        attempt exists, and OSError if the end cannot be written.
+        """
         end = self._prepare()
         if end is not None:
             return end
@@ -149,7 +153,7 @@ class Allocation:
 
     def _write_at_once(self, end: AttemptEnd, failure: Failure | None) -> AttemptEnd:
         """Write how the attempt ended, with the failure that the run's state then shows (None: keep an earlier one),
-        and return `end`. Raise Fenced if a newer attempt exists.
+        and return `end`. Raise Fenced if a newer attempt exists, and OSError if it cannot be written.
         """
         write_end(self._run, self._attempt, end, self._plan, failure)
         return end

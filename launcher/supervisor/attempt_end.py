@@ -229,7 +229,8 @@ def settle_end(
     """Return the attempt's end that the coordinator wrote, or else write and return one from `status`, the wait status
     of the coordinator's agent, which is None if this process ended the agent. `write` is as for `write_failure`.
 
-    Nothing is written if the agent exited because a newer attempt took over.
+    Nothing is written if the agent exited because a newer attempt took over. Otherwise raise Fenced if a newer attempt
+    exists, and OSError if the end cannot be written.
     """
     fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
     if fenced and not attempt.end.exists():
@@ -271,7 +272,7 @@ def write_failure(
 
     `text` is the failure in one line, for people, and `evidence` a detail of it for the event. The end is written by
     `write` if that is given, and the result is then what `write` returns; else Fenced is raised if a newer attempt
-    exists.
+    exists. Raise OSError if a record cannot be written.
     """
     last, history = readable(run.state, RunState), read_lines(run.events, Event)
     event = Event(

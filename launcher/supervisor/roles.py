@@ -103,7 +103,8 @@ class RolesOfRun:
         """Start the roles that may start, and end the processes of those that have ended; return how the run ends if a
         role's end decides that, else None.
 
-        Roles that restart together with one that restarts are asked to.
+        Roles that restart together with one that restarts are asked to. Raise OSError if a record cannot be written,
+        and Damaged if one cannot be read.
         """
         now, awaited = time.monotonic(), self._roles.awaited()
         for part in self._parts:

@@ -42,7 +42,8 @@ class Strategy:
         """Run `attempt` and the attempts that follow it here; return the exit code of the last, or `leaves_with` if the
         run continues elsewhere or `attempt` is None.
 
-        Raise Fenced if a newer attempt exists.
+        Raise Fenced if a newer attempt exists, Damaged if the fence cannot be read, and OSError if the log cannot be
+        opened.
         """
         while attempt is not None:
             log_to(attempt.supervisor_log)

@@ -121,12 +121,14 @@ def not_followed(index: int, error: LaunchError) -> Misfit:
 
 
 def record_queued(run: RunDir, attempt: AttemptDir, why: str) -> None:
-    """Record that the run waits and why, unless that reason is recorded already."""
+    """Record that the run waits and why, unless that reason is recorded already. Raise OSError if `state.json` cannot
+    be written.
+    """
     _write_state(run, attempt, State.QUEUED, why)
 
 
 def record_starting(run: RunDir, attempt: AttemptDir) -> None:
-    """Record in `state.json` that the run no longer waits."""
+    """Record in `state.json` that the run no longer waits. Raise OSError if it cannot be written."""
     _write_state(run, attempt, State.STARTING, "starting agents")
 
 
@@ -176,7 +178,8 @@ class Waiter:
         Return Turn.STOPPED once a stop is requested, or if `leaves` returns True after a check. If the run cannot
         start, write and return its end. `place` takes the resources that the run needs and returns "", or a text that
         says what is lacking; it is called again later if it raises Unreachable, and any other LaunchError ends the run.
-        `at_first` is called once if the run has to wait.
+        `at_first` is called once if the run has to wait. Raise Fenced if a newer attempt exists when an end is to be
+        written, and OSError if a record cannot be written.
         """
         again_at = 0.0
         while not wakeup.stop_asked:
@@ -218,7 +221,9 @@ class Waiter:
         return "; ".join(never), reasons
 
     def _end(self, end: AttemptEnd) -> AttemptEnd:
-        """Write the end of the run and return it; raise Fenced if a newer attempt exists."""
+        """Write the end of the run and return it; raise Fenced if a newer attempt exists, and OSError if it cannot be
+        written.
+        """
         write_end(self._run, self._attempt, end, self._plan)
         return end
 

@@ -198,7 +198,8 @@ class Checkpointer:
 
         All ranks call it after every optimizer step. `info` are values for the checkpoint's manifest. A script that
         exits with code 75 is started again by launch. Raises on all ranks: Fenced if newer processes of the run own the
-        folder, and SaveFailed after three failed saves in a row or if the folder cannot be claimed.
+        folder, and SaveFailed after three failed saves in a row or if the folder cannot be claimed, and TrainerError
+        for state that cannot be saved.
         """
         self.still_at(step)
         if step != self._continued_at:
@@ -366,7 +367,8 @@ class Checkpointer:
         """Save and wait, up to three times if saves fail; return whether one succeeded.
 
         All ranks call it. Raises Fenced if newer processes of the run own the folder. `info` are values for the
-        checkpoint's manifest.
+        checkpoint's manifest. Raises SaveFailed if the folder cannot be claimed, and TrainerError for state that cannot
+        be saved.
         """
         self._leaving = True
         for _ in range(_MOST_FAILURES):

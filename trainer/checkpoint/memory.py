@@ -75,7 +75,8 @@ class MemoryTier:
     def fits(self, contents: Contents, world_group: SaveGroup) -> bool:
         """Return whether all snapshots and one that is being written fit the limit on every node; all ranks call it.
 
-        Only the first call measures, and sets `enabled`. `world_group` spans all ranks.
+        Only the first call measures, and sets `enabled`. `world_group` spans all ranks. Raises TrainerError on all
+        ranks if a tensor is of a type that cannot be saved.
         """
         if self.enabled is None:
             mine = make_plan(contents.tensors, self.node).size + sum(map(len, contents.documents.values()))
@@ -95,7 +96,7 @@ class MemoryTier:
         return self.enabled
 
     def remove_after(self, step: int) -> None:
-        """Remove snapshots of steps after `step`, which the training will repeat."""
+        """Remove snapshots of steps after `step`, which the training will repeat. Raises OSError."""
         if self.node.is_first:
             newer = [self.entry(one).path for one in catalog.steps(self.folder) if one > step]
             commit.remove(newer)

@@ -106,8 +106,8 @@ def place(
 ) -> Path:
     """Give a prepared draft its final name, and return the checkpoint's folder.
 
-    `run_dir` is the run's folder, whose fence is checked too. After an error the draft is removed. Raises Fenced, or
-    OSError, also if another checkpoint has the name.
+    `run_dir` is the run's folder, whose fence is checked too. After an error the draft is removed. Raises Fenced,
+    CheckpointDamaged if a fence is damaged, or OSError, also if another checkpoint has the name.
     """
     folder = draft.parent
     final = folder / folder_name(manifest.step, kind)
@@ -130,7 +130,8 @@ def place(
 def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None) -> None:
     """Remove the draft or checkpoint that `prepare` or `place` made on this disk, after another disk has failed.
 
-    `run_dir` is the run's folder, whose fence is checked too. Raises Fenced, OSError.
+    `run_dir` is the run's folder, whose fence is checked too. Raises Fenced, CheckpointDamaged if a fence is damaged,
+    or OSError.
     """
     final = draft.parent / folder_name(manifest.step)
     remove([draft])
@@ -141,9 +142,10 @@ def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | N
 
 
 def set_aside_partial(entry: Entry, token: FencingToken, run_dir: Path | None = None) -> None:
-    """Rename an incomplete checkpoint, so that its step can be saved again. Raises Fenced, OSError.
+    """Rename an incomplete checkpoint, so that its step can be saved again.
 
-    `run_dir` is the run's folder, whose fence is checked too.
+    `run_dir` is the run's folder, whose fence is checked too. Raises Fenced, CheckpointDamaged if a fence is damaged,
+    or OSError.
     """
     if os.path.lexists(entry.path):
         fence.check(entry.path.parent, token, run_dir)
@@ -242,7 +244,8 @@ def empty_trash(folder: Path) -> None:
 def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
     """Make the draft folder, then check that `token` is still the newest; else remove the folder and raise Fenced.
 
-    `run_dir` is the run's folder, whose fence is checked too.
+    `run_dir` is the run's folder, whose fence is checked too. Raises CheckpointDamaged if a fence is damaged, and
+    OSError.
     """
     draft.mkdir(mode=0o700)
     with _discarding_on_error(draft, token, run_dir):
@@ -274,7 +277,7 @@ def _is_ours(final: Path, kind: Kind, manifest: Manifest) -> bool:
 def _link_or_copy(source: Path, draft: Path, file: FileEntry) -> None:
     """Hard-link a file into the draft, or copy it if the file system has no hard links.
 
-    Raises CheckpointDamaged if the copied bytes are not those that `file` describes.
+    Raises OSError, or CheckpointDamaged if the copied bytes are not those that `file` describes.
     """
     try:
         os.link(source / file.name, draft / file.name, follow_symlinks=False)

@@ -47,7 +47,7 @@ def take_token(
     """Take a new token for this start and return it; older tokens are then refused.
 
     Raises Fenced if a newer attempt or generation has one, and TrainerError if another process has held the lock for
-    `lock_limit_s`. Without an attempt number (outside of launch) whichever start comes last is the newest.
+    `lock_limit_s`, or OSError. Without an attempt number (outside of launch) whichever start comes last is the newest.
     """
     with _locked(folder, lock_limit_s):
         before = _set_aside_if_damaged(folder)

@@ -194,7 +194,10 @@ def promote(folder: Path, step: int, nonce: str) -> None:
 
 
 def set_aside(folder: Path, step: int, kind: Kind = "step") -> Path:
-    """Rename a checkpoint to make room for another one of the same step, and return its new path."""
+    """Rename a checkpoint to make room for another one of the same step, and return its new path.
+
+    Raises OSError.
+    """
     return commit.set_aside(Entry(kind, step, folder / folder_name(step, kind)))
 
 

@@ -50,7 +50,10 @@ class CsvLogger(Callback):
         self._add(training.step, values)
 
     def on_test(self, training: Training, values: Values) -> None:
-        """Open the table and add the tested values to the row of the tested weights' step."""
+        """Open the table and add the tested values to the row of the tested weights' step.
+
+        Raises BadSettings for a file of another kind.
+        """
         self._open(training)
         self._add(training.step, values)
 

@@ -209,7 +209,7 @@ class ReplicaReader(Reader):
 
 
 def _described(tensors: Mapping[str, Tensor]) -> list[tuple[str, str, list[int]]]:
-    """Return (name, type, shape) of the tensors."""
+    """Return (name, type, shape) of the tensors. Raises TrainerError for a type that cannot be saved."""
     return [(name, dtype_name(one.dtype), [*one.shape]) for name, one in tensors.items()]
 
 

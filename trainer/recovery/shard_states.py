@@ -74,7 +74,10 @@ class ShardState:
         self.snapshot.put_back(subjects)
 
     def give(self, ranks: Sequence[int], world: World) -> None:
-        """Send the state to each of these ranks, which call `take`."""
+        """Send the state to each of these ranks, which call `take`.
+
+        It returns once all is sent. Raises torch's RuntimeError if a rank is gone.
+        """
         empty = {name: torch.empty_like(one, device="meta") for name, one in self.weights.items()}
         states = {
             key: {name: {part: _described(value) for part, value in state.items()} for name, state in some.items()}
@@ -86,7 +89,10 @@ class ShardState:
 
     @classmethod
     def take(cls, rank: int, world: World) -> "ShardState":
-        """Receive the state that rank `rank` sends with `give`, and return it."""
+        """Wait for the state that rank `rank` sends with `give`, and return it.
+
+        Raises torch's RuntimeError if that rank is gone.
+        """
         received: list[Any] = [None]
         dist.recv_object_list(received, src=rank, group=world.control)
         described: ShardState = received[0]

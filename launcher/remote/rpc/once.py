@@ -105,7 +105,7 @@ class Token:
         return Outcome(tuple(Made(run_id, str(path)) for run_id, path in runs))
 
     def _close(self, outcome: Outcome) -> Outcome:
-        """Record the token's outcome and return it."""
+        """Record the token's outcome and return it. Raise OSError if that fails."""
         write_record(self._outcome, outcome)
         return outcome
 

@@ -166,7 +166,8 @@ def _about_trees(request: Have | Tree, body: Body) -> bool:
     """Store the tree in a Tree request, or look for that of a Have request; return whether the tree is then stored here
     completely.
 
-    Storing also deletes old trees. Raise BadInput for an invalid request or tree.
+    Storing also deletes old trees. Raise BadInput for an invalid request or tree, and OSError if the tree cannot be
+    written.
     """
     from launcher.remote.shipping import kept_trees  # late: nothing else that is asked needs it
 
