@@ -730,7 +730,7 @@ def _places_of(run: RunDir) -> list[Place]:
 def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterAnswer | None]":
     """Return the answer of the run's cluster, of this kind, about each attempt, at most `fresh_s` seconds old; None for
     an attempt about which the run's folder says as much as the cluster could, and for all if the kind is not installed
-    here. What killed submitters left undone is completed first.
+    here. Submits that a killed process left half done are completed first.
 
     Answers are cached because a command that follows a run asks ten times a second.
     """
