@@ -371,9 +371,7 @@ class Elected:
     """The right to open attempt `number` on this host and `others`."""
 
     number: int
-    others: tuple[
-        int, ...
-    ]  # the numbers of the hosts that have voted for this one; on a shared disk of all that answer
+    others: tuple[int, ...]  # hosts that have voted for this one; on a shared disk, all that answer
 
 
 def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *, leads: bool) -> Elected | None:
