@@ -245,7 +245,9 @@ class Pool:
             return
         for name in self._taking_part():
             raise Broken(f"{name} waits after {limit_s:g} s, though there is no quorum")
-        ends = [host.end for host in self.hosts if host.up and host.end is not None]
+        # one that was announced may be on disk though its host was lost as it was written
+        ended = [host for host in self.hosts if host.up and host.end is not None and not self._announces(host)]
+        ends = [host.end for host in ended]
         if any(end.state is State.INTERRUPTED for end in ends):
             self.reach("a run without a quorum is interrupted")
         bad = [end for end in ends if end.state not in (State.INTERRUPTED, State.QUEUED)]
@@ -333,6 +335,9 @@ class Pool:
         data = host.run.events.read_bytes() if host.run.events.exists() else b""
         return tuple(data[:size].split(b"\n")[:-1])
 
+    def _announces(self, host):
+        return any(b'"ending"' in line for line in self._lines(host))
+
     def acknowledge(self, host, size):
         """All of the history up to there was on half of the voters when something was decided by it."""
         self._kept[host.supervisor.attempt.number] = self._lines(host, int(size))
@@ -348,7 +353,7 @@ class Pool:
         if before != host.number:
             self._break(f"attempt {attempt} has two leaders: {before} and {host.number}")
         there = self._lines(host)
-        if self.ended and attempt > self.ended and not any(b'"ending"' in line for line in there):
+        if self.ended and attempt > self.ended and not self._announces(host):
             self._break(f"{host.name} leads attempt {attempt}, though attempt {self.ended} had ended the run")
         for number, kept in self._kept.items():
             if number < attempt and there[: len(kept)] != kept:
