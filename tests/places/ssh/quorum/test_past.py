@@ -20,6 +20,7 @@ POOL, HOST = "places/ssh", "places/ssh/host"
 CORE, CORES, EXPLORED = f"{POOL}/quorum/core.py", f"{POOL}/quorum/test_core.py", f"{POOL}/quorum/test_exploration.py"
 BALLOT, LEADER, FOLLOWER, STATE = (f"{HOST}/{name}.py" for name in ("ballot", "leader", "follower", "supervisor_state"))
 COPIES, WAITING = f"{HOST}/record_copies.py", f"{HOST}/host_supervisor.py"
+BACK = f"{POOL}/comeback/returning_supervisor.py"
 BALLOTS, ELECTIONS, SUPERVISORS, COPIED, CUT = (
     f"{HOST}/test_{name}.py" for name in ("ballot", "election", "supervisors", "record_copies", "coordinators_quorum")
 )
@@ -87,8 +88,7 @@ LEADERS = {
         SUPERVISORS, "is_not_brought_back",
     ),
     "a coordinator is adopted on a host that has voted for another": (
-        f"{POOL}/comeback/returning_supervisor.py",
-        "(supervisor.leads and not supervisor.ballot.voter.leads)", "False", SUPERVISORS, "leads_no_more",
+        BACK, "        if not leads:\n", "        if False:\n", SUPERVISORS, "leads_no_more",
     ),
     "both sides of a cut go on: the coordinator does not count its voters": (
         "coordinator/attempt.py", "return self.nodes.quorum_shortfall(self.nodes.followers(self.mono))", "return None",
@@ -164,6 +164,14 @@ RUNS_THAT_STAND_STILL = {
     ),
     "hosts wait in a queue for a leader that is gone": (
         WAITING, "            self._take_over.open()\n", "            pass\n", SUPERVISORS, "waits_without_a_leader",
+    ),
+    "a leader that waits for slots asks for votes for ever, and keeps others from leading": (
+        WAITING, "    supervisor.ballot.leaderless = number is None\n", "    pass\n",
+        ELECTIONS, "newer_records_from_leading",
+    ),
+    "a host that comes back before the run has begun never waits with the others": (
+        BACK, "        elif is_awaited(supervisor):\n", "        elif False:\n",
+        SUPERVISORS, "before_the_run_has_begun",
     ),
     "hosts keep what they have prepared though not all have": (
         WAITING, "by_all=ready.began), prepared)", "by_all=ready.began), ())", SUPERVISORS, "lets_go",
