@@ -43,7 +43,9 @@ def merged(name: str, *structs: type[msgspec.Struct], **more: Any) -> Any:
 
 
 def list_of(kind: Any) -> Any:
-    """Return the type of a list of `kind`, where `kind` was made by `merged` and so is no type for annotations."""
+    """Return the type `list[kind]`, made at run time because `kind`, a type made by `merged`, cannot stand in an
+    annotation.
+    """
     return GenericAlias(list, (kind,))
 
 

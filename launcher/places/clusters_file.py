@@ -380,7 +380,9 @@ def _kinds_with_entries() -> list[str]:
 
 
 def _ours_with_entries() -> list[str]:
-    """Return the built-in kinds that may have an entry in the file."""
+    """Return the built-in kinds that an entry of the file may have as its `kind`. The kind of a login node is not among
+    them, because an entry gets it by naming a login node.
+    """
     return [kind for kind in OURS if kind in OPTIONS_OF and kind != LOGIN_KIND]
 
 

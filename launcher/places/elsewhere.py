@@ -11,7 +11,8 @@ from launcher.run.records import Intent
 
 
 def kept_elsewhere(runs: Sequence[RunDir], *, remove: bool = False) -> list[KeptRemote]:
-    """Return which files other machines keep for the runs; with `remove`, delete them, except what a live run needs.
+    """Return which files other machines keep for the runs; with `remove`, delete them, except those of a run that has
+    not ended or has processes there.
 
     A machine that does not answer is in the list, with the reason.
     """

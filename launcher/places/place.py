@@ -122,14 +122,16 @@ class Place(ABC):
     supports_reach = False  # `reach` can start a program beside the ranks of a node
     supports_tunnel = False  # `line_to` gives a connection to a node that can carry others
     lists_checkpoints = False  # `checkpoints` lists checkpoints on the machines of the run
-    most_in_order = 1  # runs of one submit with `max_parallel` that one job starts one after another; 1: none
+    most_in_order = 1  # how many runs of one submit the place can start in order, as `max_parallel` needs; 1: it cannot
     most_files_at_once: int | None = None  # code files that a submit copies itself, not the supervisor; None: all
 
     # -- to be filled in
 
     @abstractmethod
     def machine(self, spec: "JobSpec") -> "Machine":
-        """Return what one node offers to this job, and the other facts about the place that the plan needs."""
+        """Return what the plan needs to know of the place: the cores and GPUs that one node offers to this job, and for
+        example whether nodes share a disk.
+        """
 
     @abstractmethod
     def preview(self, plan: "Plan") -> Preview | None:
@@ -184,7 +186,7 @@ class Place(ABC):
 
     def runs_folder(self, spec: "JobSpec") -> str:
         """Return the folder that, on every machine of the place, contains the folders of runs. Raise NotSupported by
-        default, as only places with `remote` have one.
+        default: only places whose `remote` is True, where runs have their folders on other machines, have one.
         """
         raise self.not_supported("a folder of runs on other machines")
 
@@ -284,7 +286,7 @@ class Place(ABC):
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
         """Return which files each other machine keeps for the runs, by default none; with `remove`, delete these files
-        as well, except what a live run needs.
+        as well, except those of a run that has not ended or has processes there.
         """
         return []
 

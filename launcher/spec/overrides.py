@@ -189,5 +189,5 @@ def _append(args: Sequence, key: Scalar, value: Node) -> None:
 
 
 def _key(text: str) -> Scalar:
-    """Return a key that stands in no file, for an option of the command line."""
+    """Return `text` as a key of the tree, with the command line as its position."""
     return Scalar(text, False, FROM_COMMAND_LINE)

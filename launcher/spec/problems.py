@@ -134,7 +134,7 @@ def shown(text: str) -> str:
 
 
 def shown_key(name: str) -> str:
-    """Return a key as messages show it: quoted unless it is plain."""
+    """Return a key as messages show it: quoted unless it has only letters, digits and `_.-`, at most 64."""
     return name if re.fullmatch(_PLAIN_KEY, name) else shown(name)
 
 

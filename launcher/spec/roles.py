@@ -150,7 +150,9 @@ def _problems_of_lone_ranks(
 
 
 def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
-    """Return the spec of the role `name`; raise Wrong, whose keys begin within the role, such as run.script."""
+    """Return the spec of the role `name`. Raise Wrong with its problems, whose keys begin within the role, such as
+    run.script instead of roles.NAME.run.script.
+    """
     allowed, own, gather = role_section(job), _own(root, name), Gather()
     for key in (entry.key for entry in own if entry.key.text not in allowed.by_key):
         above = Problem(key.mark, "is of all roles", f"write {key.text} beside `roles`", (key.text,))

@@ -71,7 +71,9 @@ class _Session:
                         return code
 
     def _send_signals(self) -> None:
-        """Send the remote command the signals that this process has received, or the new size of the window."""
+        """Send the remote command each signal that this process has received; instead of SIGWINCH, send the terminal's
+        new size.
+        """
         for number in self._alarms.rung():
             if number != signal.SIGWINCH:
                 self._visit.send(Signalled(number))

@@ -68,7 +68,7 @@ class Deletion:
 
     run: api.Run
     status: RunStatus
-    folders: tuple[Path, ...]  # the run's own folder: all of it is deleted
+    folders: tuple[Path, ...]  # the run's own folder, or folders of its checkpoints
     size: int  # bytes of the folders
 
     @property

@@ -159,7 +159,9 @@ def _open(address: str) -> Path | None:
 
 
 def _delete_page(page: Path | None) -> None:
-    """Delete the file `page`, through which the browser was opened; do nothing for None."""
+    """Delete the file `page`, a page opened in the browser that only redirects to the board's address; do nothing for
+    None.
+    """
     if page is not None:
         page.unlink(missing_ok=True)
 

@@ -90,8 +90,8 @@ def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def noted_text(info: Mapping[str, Value]) -> str:
-    """Return as text the metric by which a checkpoint is the best, or else up to two metrics that show how good it is.
-    `info` has the values that were saved with the checkpoint, by name.
+    """Return as text the metric by which a checkpoint is the best, or else up to two metrics that measure quality by
+    their names, such as a loss. `info` has the values that were saved with the checkpoint, by name.
 
     Return "" if there is no such metric.
     """
@@ -106,7 +106,9 @@ def _value(value: Value) -> str:
 
 
 def _state(checkpoint: Checkpoint) -> str:
-    """Return the condition of a checkpoint's bytes as text, and whether its weights are not finite."""
+    """Return as text the condition of a checkpoint's bytes, such as `verified` or `in part: …`, followed by "weights
+    not finite" if that was recorded.
+    """
     return _condition_text(checkpoint) + (", weights not finite" if checkpoint.finite is False else "")
 
 

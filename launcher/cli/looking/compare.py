@@ -108,7 +108,7 @@ def _widest(runs: int) -> int:
 
 
 def _results(results: Table) -> Iterator[list[str]]:
-    """Yield a table row for each result that any run has."""
+    """Yield a table row for each result, such as state, step or duration, that any run has."""
     told = {name: values for name, values in results.items() if any(value is not None for value in values)}
     for name, values in told.items():
         match name:
@@ -135,8 +135,8 @@ def _rows(table: Table) -> Iterator[list[str]]:
 
 
 def _packages(table: Table) -> list[list[str]]:
-    """Return the table rows of packages, those that training depends on first. Only 20 packages have a row; a last row
-    counts the others, if there are any.
+    """Return the table rows of packages: first torch and others on which training depends, then by name. Only 20
+    packages have a row; a last row counts the others, if there are any.
     """
     names = sorted(table, key=lambda name: (not name.startswith(_FIRST), name))
     rows = [*_rows({name: table[name] for name in names[:_FEW_PACKAGES]})]

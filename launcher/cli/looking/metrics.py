@@ -262,8 +262,8 @@ def _curves(measured: dict[str, Rows], names: Sequence[str]) -> list[str]:
 
 
 def _quality_metric(measured: dict[str, Rows]) -> list[str]:
-    """Return a list with the first metric whose name shows how good a run is, else the first metric; empty without
-    metrics.
+    """Return a list with the first metric of which it is known by its name whether less or more is better, such as a
+    loss, else the first metric; empty without metrics.
     """
     names = _names(measured)
     return ([name for name in names if better(name)] or names)[:1]
@@ -277,8 +277,9 @@ def _curves_of(measured: dict[str, Rows], name: str) -> dict[str, Curve]:
 
 
 def _painted(lines: list[list[tuple[str, str]]], curves: dict[str, Curve]) -> list[str]:
-    """Return the lines of a plot, as `plot` returns them, as text: the curves in colours, or as letters without, and a
-    legend below. A single curve has neither.
+    """Return the lines of a plot as text, with a legend below that names the curves: in colours, or on a stream without
+    them with a letter for each curve. A single curve has no colour and no legend. Each line is a list of (text, name of
+    the curve).
     """
     names = [*curves]
     if len(names) == 1:

@@ -82,8 +82,8 @@ def failure_lines(failure: Failure, run_dir: str, *, tail: bool = True) -> list[
 
 
 def _where_it_ran(failure: Failure, run_dir: str) -> list[str]:
-    """Return the lines on where the failed program of the run in `run_dir` ran, if the failure is a user's error; else
-    an empty list.
+    """Return lines that name the folder in which the failed program of the run in `run_dir` ran, and say how to get a
+    missing file or module there, if the failure is a user's error; else an empty list.
     """
     if failure.cause is not Cause.USER_ERROR:
         return []
@@ -93,7 +93,9 @@ def _where_it_ran(failure: Failure, run_dir: str) -> list[str]:
 
 
 def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
-    """Return the rows (name, text) of facts about the run."""
+    """Return the rows (name, text) of facts about the run, such as its attempt, step, metrics, newest checkpoint,
+    restarts, place, times and exit code.
+    """
     rows = [("attempt", f"{status.attempt}.{status.generation}"), ("step", _progress(status))]
     if status.metrics:
         rows.append(("metrics", _metrics(status)))

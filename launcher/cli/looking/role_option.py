@@ -37,8 +37,8 @@ def refuse_several(parts: Sequence[api.Part], what: str) -> None:
 
 
 def only_part_of(one: api.Run, role: str | None, rank: int) -> tuple[api.Run, int]:
-    """Return (the run, or the part of it, that has rank `rank` of the role; the rank's number in that). Raise BadInput
-    for an unknown role.
+    """Return (the run or the part of it in which rank `rank` of the role has its records, the rank's number there).
+    Raise BadInput for an unknown role.
 
     Without a role (None), that is the run itself. A rank that restarts alone is rank 0 of its part.
     """

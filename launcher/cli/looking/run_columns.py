@@ -145,7 +145,9 @@ def _place(row: RunRow, column: str, now: float) -> tuple[int, float, str]:
 
 
 def _measured(row: RunRow, column: str) -> float | str | None:
-    """Return the newest value of the metric called `column`, or that argument's value; None if the run has neither."""
+    """Return what a column that the user named shows of a run: the newest value of the metric `column`, else the value
+    of the script's argument of that name, or None if the run has neither.
+    """
     from launcher.status.about import argument  # late: the usual columns do without
 
     if column in row.status.metrics:

@@ -71,7 +71,7 @@ def runs_named(globs: Sequence[str]) -> list[api.Run]:
 
 
 def _like(pattern: str) -> list[str]:
-    """Return the ids of runs whose id or given name matches the pattern."""
+    """Return the ids of runs whose id or given name matches the glob `pattern`, such as `lr-*`."""
     from launcher.status.about import labels  # late: of no use where no pattern is given
 
     there = existing_runs()
@@ -106,8 +106,8 @@ def _tagged(row: RunRow, tags: Sequence[str]) -> bool:
 
 
 def _states(text: str) -> tuple[State, ...]:
-    """Return the states in an option's text, such as `running,failed` or `ended`; raise ArgumentTypeError for any other
-    text.
+    """Return the states in an option's text, such as `running,failed`, or a word such as `ended` for several states;
+    raise ArgumentTypeError for any other text.
     """
     found = [_SETS.get(word, (word,)) for word in text.split(",")]
     try:

@@ -94,8 +94,8 @@ def _same_graph(row: RunRow, other: RunRow) -> bool:
 
 
 def _any_labels(rows: Sequence[RunRow], wanted: Sequence[str]) -> bool:
-    """Return whether to show labels (names and tags): the columns `wanted` are the usual ones, as the user has chosen
-    none, and a run in `rows` has labels.
+    """Return whether the table should have a column of labels (names and tags): if the user has chosen no columns, so
+    that `wanted` are the usual ones, and a run in `rows` has labels.
     """
     labels = RunDir.labels.name
     return wanted == USUAL and any(os.path.exists(os.path.join(row.status.run_dir, labels)) for row in rows)
@@ -138,7 +138,9 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch status --json` prints, by a text that says when each is printed."""
+    """Return the type of each form of what `launch status --json` prints, by a text that says when: "RUN", "no RUN" or
+    "a file with steps".
+    """
     from launcher.status.about import About  # late: only for the schema
 
     graph = merged("GraphStep", id=str, step=str, needs=tuple[str, ...]) | msgspec.UnsetType
@@ -249,8 +251,8 @@ def _whole(row: RunRow) -> dict[str, object]:
 
 
 def _run_facts(status: RunStatus) -> dict[str, object]:
-    """Return a run's status, labels, goodput and times as `--json` prints them: those of `_whole`, `goodput`, and
-    `spent_s` with seconds by what they were spent on.
+    """Return what `launch status RUN --json` prints of a run: its status, labels and position in a graph, `goodput`,
+    and in `spent_s` the seconds by what they were spent on.
     """
     from launcher.status.life import read_life  # late: the table of runs does without
 

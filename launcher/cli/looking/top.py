@@ -46,7 +46,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch top --json` prints, by a text that says when each is printed."""
+    """Return the type of what `launch top --json` prints, under the key "", as it has only one form."""
     now: dict[str, object] = {
         "state": State,
         "step": int | None,

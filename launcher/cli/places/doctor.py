@@ -84,7 +84,9 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch doctor --json` prints, by a text that says when each is printed."""
+    """Return the type of what `launch doctor --json` prints, by the option with which it is printed: "--collectives",
+    or "" for none.
+    """
     from launcher.apps.collectives.findings import CollectivesReport  # late: a check-up measures nothing
 
     return {"": list[Finding], "--collectives": CollectivesReport}

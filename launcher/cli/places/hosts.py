@@ -36,7 +36,9 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch nodes list --json` prints, by a text that says when each is printed."""
+    """Return the type of each JSON object that `launch nodes list --json` prints, by a text that says for which hosts:
+    "a host that answers" and one that does not.
+    """
     from launcher.supervisor.slots.table import SlotHolder, SlotWaiter  # late: only for the schema
 
     facts = {

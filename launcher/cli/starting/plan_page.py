@@ -67,7 +67,9 @@ def _handed(preview: Preview | None) -> list[str]:
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
-    """Return the rows (name, text) of facts about the plan."""
+    """Return the rows (name, text) of facts about the plan, such as its command, project, numbers of nodes and ranks,
+    and run folder.
+    """
     nodes = str(plan.nodes_max) if plan.nodes_min == plan.nodes_max else f"{plan.nodes_min}..{plan.nodes_max}"
     many = figures.count(plan.nodes_max, "node").replace(str(plan.nodes_max), nodes, 1)
     world = f"{many}, {figures.count(plan.ranks_per_node, 'rank')} each"

@@ -56,7 +56,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> "dict[str, type[Proof]]":
-    """Return the types of what `launch prove --json` prints, by a text that says when each is printed."""
+    """Return the type of what `launch prove --json` prints, under the key "", as it has only one form."""
     from launcher.apps.proof.findings import Proof  # late: the help does without
 
     return {"": Proof}
@@ -119,7 +119,7 @@ _RUN_HEADS = ("RUN", "TOOK", "STEPS COMPARED", "CHECKPOINTS", "FINGERPRINT", "VE
 
 
 def _kill_cells(mode: str, kill: "Kill") -> tuple[str, ...]:
-    """Return the table row of a kill; `mode` is the recovery mode of the killed run."""
+    """Return the table row of a kill in the run of `mode` (warm, power or hot)."""
     if kill.missed:
         return mode, "nobody", str(kill.planned_step), "-", "-", f"- ({kill.missed})"
     whom = f"all of node {kill.node}" if kill.rank is None else f"rank {kill.rank}"
@@ -145,7 +145,9 @@ def _run_cells(one: "ComparedRun") -> tuple[str, ...]:
 
 
 def _differences(one: "ComparedRun") -> Iterator[str]:
-    """Yield lines on where the disturbed run differs from the undisturbed one, and on probable causes."""
+    """Yield lines on where the disturbed run's metrics and saved state first differ from the undisturbed one's, and on
+    probable causes.
+    """
     if one.why:
         yield one.why
     if one.first is not None:

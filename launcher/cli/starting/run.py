@@ -70,7 +70,9 @@ def declare(arguments: Arguments) -> None:
 
 
 def _declare_other_words(arguments: Arguments) -> None:
-    """Declare torchrun's further options, including their second spellings."""
+    """Declare torchrun's options that the help does not show: second spellings such as `--max_restarts`, and options
+    such as `--rdzv-backend` that are accepted but not needed.
+    """
     hidden, same = argparse.SUPPRESS, argparse.SUPPRESS
     arguments.add_argument("--standalone", action="store_true", help=hidden)
     arguments.add_argument("--node-rank", "--node_rank", default="0", help=hidden)
@@ -149,7 +151,9 @@ class _Place:
 
 
 def _place(options: argparse.Namespace) -> _Place:
-    """Return the project and folder of the current directory, or of the script if that belongs to another project."""
+    """Return the project whose code is frozen and the folder in which ranks start: those of the current directory, or
+    the project of the script and its top folder if the script belongs to another project.
+    """
     from launcher.submission.project import (  # late: `launch run --help` would take as long as these
         marked_above,
         project_of,

@@ -74,7 +74,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> "dict[str, type[ScalingReport]]":
-    """Return the types of what `launch scale --json` prints, by a text that says when each is printed."""
+    """Return the type of what `launch scale --json` prints, under the key "", as it has only one form."""
     from launcher.apps.scaling.findings import ScalingReport  # late: the help does without
 
     return {"": ScalingReport}

@@ -68,7 +68,8 @@ def script_options(file: Path) -> list[ScriptOption]:
 def _text_of(file: Path) -> bytes:
     """Return the content of a regular file.
 
-    Raise BadInput for any other kind of file, as reading a pipe could wait forever, and for a very long one.
+    Raise BadInput for any other kind of file, as reading a pipe could wait forever, and for a file above the limit
+    `_MOST_BYTES`.
     """
     if not file.is_file() and file.exists():
         raise BadInput(f"{file}: not a file")

@@ -54,7 +54,9 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch submit --json` prints, by a text that says when each is printed."""
+    """Return the type of each form of what `launch submit --json` prints, by a text that says when, such as
+    "--dry-run"; "" is the usual form.
+    """
     from launcher.plan.model import Plan  # late: only for the schema
 
     optional = str | msgspec.UnsetType

@@ -72,7 +72,9 @@ class WrittenPicture(msgspec.Struct, frozen=True):
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch sweep --json` prints, by a text that says when each is printed."""
+    """Return the type of each form of what `launch sweep --json` prints, by the arguments that print it, such as "SPEC"
+    or "plot -o FILE".
+    """
     from launcher.apps.sweeps.folder import SweepState, TrialNote  # late: the help does without
 
     page = msgspec.defstruct(
@@ -276,8 +278,8 @@ def _history(valued: "Sequence[tuple[int, float]]", best: "TrialNote | None") ->
 
 
 def _bars(shares: "Mapping[str, float]") -> list[str]:
-    """Return the lines with a bar for each option, the share of the result that it explains; if there are no `shares`,
-    return lines that say why.
+    """Return lines with a bar for each option: the share of the differences between the trials' results that it
+    explains. If there are no `shares`, return lines that say why.
     """
     if not shares:
         return [

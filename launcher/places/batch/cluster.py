@@ -232,7 +232,8 @@ class BatchCluster(Place):
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
         """Return the scheduler's answer about each attempt, or None for one that is still being submitted.
 
-        One query serves all attempts; after a `mend` of the same attempts its answers are returned.
+        One query serves all attempts. The first call after a `mend` of the same attempts returns the answers that
+        `mend` got.
         """
         (asked, words), self._heard = self._heard, ([], [])
         return words if asked == list(attempts) else of_each(attempts, lambda whole: look(self.queue, whole))

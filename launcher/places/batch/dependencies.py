@@ -33,7 +33,9 @@ def jobs_to_follow(awaited: Sequence[AwaitedRun]) -> list[tuple[AwaitedRun, str]
 
 
 def dependency_problems(scheduler: BatchSystem, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """Return a problem for each run that the scheduler cannot wait for, or that ended otherwise than awaited."""
+    """Return a problem for each run for which the scheduler cannot wait, such as one on another kind of cluster, and
+    for each that has ended otherwise than awaited.
+    """
     found = ((index, _problem(scheduler, one)) for index, one in enumerate(awaited))
     return [Misfit(f"queue.after.{index}", why, WAITS_HERE) for index, why in found if why]
 

@@ -45,8 +45,8 @@ def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_prefix(warn_after_s: float | None) -> tuple[str, ...]:
-    """Return the words to put before the job's command. With `warn_after_s`, the job is sent a warning signal after
-    that time.
+    """Return the words to put before the job's command, by which it runs with the environment saved at submit. With
+    `warn_after_s`, the job is sent a warning signal after that time.
     """
     return WITH_IT if warn_after_s is None else (*WITH_IT, "--warn-after", str(max(1, math.ceil(warn_after_s))))
 
@@ -60,13 +60,15 @@ def save(file: Path, environ: Mapping[str, str]) -> None:
 
 
 def _belongs_to_a_job(name: str) -> bool:
-    """Return whether the variable belongs to a job in which this process runs."""
+    """Return whether the variable, such as JOB_ID or one that begins with `PBS_JOB`, describes a job in which this
+    process runs, so that a job which it submits must not inherit it.
+    """
     return name in _ANOTHER_JOBS or name.startswith(_ANOTHER_JOBS_PREFIXES)
 
 
 def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
-    """Return words that no shell would split and that make the host `host` run the command with the environment saved
-    in `file`.
+    """Return a command that makes the host `host` run `command` with the environment saved in `file`: all three are one
+    hexadecimal word, which no shell splits or changes.
     """
     return (*WITH_IT, "--packed", json.dumps([file, host, *command]).encode().hex())
 

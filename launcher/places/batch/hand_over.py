@@ -83,8 +83,8 @@ def _folder(handover: Handover) -> Path:
 
 
 def _job_id(queue: BatchSystem, handover: Handover, made: str, index: int) -> str:
-    """Return the job id for number `index` of the handover's runs: `made`, the submitted job's id, or for an array that
-    of the element.
+    """Return the job id for number `index` of the handover's runs: `made`, the submitted job's id, or if the job is an
+    array, the id of its element `index`.
     """
     return queue.name_of(made, index) if handover.intent.batch else made
 

@@ -42,7 +42,9 @@ class DeferredCluster(Place):
         self._there = there
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what a node of the run's future cluster offers; raise Refused if no cluster was given."""
+        """Return what a node offers on the cluster to which the run will go; raise Refused if this place was made
+        without that cluster.
+        """
         if self._there is None:
             raise Refused("a run waits here on its way to a cluster", "hint: name that with --on")
         return self._there.machine(spec)

@@ -37,7 +37,9 @@ class GridEngineDoctor(BatchDoctor):
         return ask(["qconf", "-sss"]).out.strip()
 
     def findings(self) -> Iterator[Finding]:
-        """Yield findings about parallel environments and settings."""
+        """Yield findings about parallel environments, and about settings of the qmaster and the scheduler by which jobs
+        are not requeued or do not show why they wait.
+        """
         yield from pe_findings(self._environments())
         yield from settings_findings(_shown("-sconf"), _shown("-ssconf"))
 
@@ -92,8 +94,8 @@ def pe_findings(environments: Mapping[str, Mapping[str, str]]) -> Iterator[Findi
 
 
 def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield findings about settings of the site, and of its scheduler, because of which a run may not continue, or its
-    end may not be seen.
+    """Yield a warning for each setting of the qmaster (`settings`) or the scheduler that keeps the jobs of a lost host
+    or any job from being requeued, or hides why jobs wait.
     """
     if settings.get("reschedule_unknown", "00:00:00") in ("00:00:00", "0:0:0"):
         text = "jobs of a lost first host are not put back (reschedule_unknown 0)"

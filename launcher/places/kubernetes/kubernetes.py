@@ -338,5 +338,5 @@ def _at(one: object, *path: str) -> object:
 
 
 def _listed(found: object) -> list[Mapping[str, Any]]:
-    """Return the objects in a list, or an empty list if `found` is no list."""
+    """Return those items of a list that are JSON objects, or an empty list if `found` is no list."""
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

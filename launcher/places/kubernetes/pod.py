@@ -111,7 +111,8 @@ def meet(folder: Path, count: int, within_s: float) -> dict[str, str]:
     """Write the first pod's own file, wait until all `count` pods have written theirs, and return the address of each
     pod by its name, in the order of their indices.
 
-    Raise LaunchError if that takes longer than `within_s`. The ages of files are measured by the volume's own clock.
+    Raise LaunchError if that takes longer than `within_s`. Old files, which pods of an earlier start left, do not
+    count; how old a file is follows from the volume's own clock.
     """
     deadline = time.monotonic() + within_s
     while True:

@@ -101,7 +101,9 @@ class LocalCluster(Place):
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Continue lost runs (whose supervisor and agents were killed), or write their ends."""
+        """End or continue each lost run, whose supervisor and agents were killed: write its end if its records show
+        one, else start a supervisor that continues it, unless the machine was rebooted since.
+        """
         from launcher.places.local.carrying_on import carry_on  # late: a run is rarely lost
 
         for run, attempt in attempts:
@@ -134,7 +136,7 @@ def end_here(
     provably of this run; return the report. Raise LaunchError if one survives that.
 
     `plan` is None if it cannot be read. With `last_word`, write the end record "cancelled" if the attempt has none;
-    with `alone`, mark it as written by a machine that did not lead the attempt.
+    with `alone`, that record says that it comes from a machine that did not lead the attempt.
     """
     before = _processes_of(run, attempt)
     names = _process_names(run, attempt)
@@ -207,7 +209,7 @@ def _supervisors(attempt: AttemptDir) -> list[ProcessId]:
 
 
 def _topmost(pids: Sequence[int]) -> list[ProcessId]:
-    """Return the processes among these pids that are below none of the others."""
+    """Return the processes among these pids that descend from none of the others."""
     below = {child for pid in pids for child in descendants(pid)}
     found = (process_id(pid) for pid in pids if pid not in below)
     return [one for one in found if one is not None]

@@ -93,7 +93,7 @@ class LocalSupervisor(Strategy):
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
         """Open the next attempt after the delay in `end` and return it. Return None if another process has the next
-        attempt, or if a stop is requested during the delay: then write the run's end.
+        attempt. If a stop is requested during the delay, write the run's end and return None.
         """
         self._wakeup.wait(end.delay_s)
         self._before = attempt

@@ -162,8 +162,9 @@ _lending = _Lending()
 
 
 def warm_up(plan: Plan, folder: Path) -> bool:
-    """Start a zygote for this and similar runs of this process to share, unless there is one; `folder` has their
-    `code/`. Return False while its imports are under way; return True once they are done, or if no zygote is used.
+    """Start a zygote that this run and later ones of this process share, unless there is one; it makes the imports that
+    `plan` names, and `folder` has the runs' `code/`. Return False while its imports are under way; return True once
+    they are done, or if no zygote is used.
     """
     entry = plan.entry
     if _lending.hopeless or not entry.preload or plan.setup is not None or entry.kind == "command":

@@ -16,12 +16,12 @@ KIND = "login"
 class Address(msgspec.Struct, frozen=True):
     """The way to reach a cluster through its login node.
 
-    `cluster` is the user's name for it, `login` is for ssh, `launch` the program there, `folder` where code and runs
-    are kept there, and `on` the cluster's name on the login node.
+    `cluster` is the user's name for it, `login` the login node's name for ssh, `launch` the program there, `folder`
+    where code and runs are kept there, and `on` the cluster's name on the login node.
     """
 
     cluster: str  # the user's name for the cluster
-    login: str  # for ssh
+    login: str  # the login node for ssh: user@host or an alias
     launch: str  # path of the program on the login node
     folder: str  # where code and runs are kept on the login node
     on: str  # the cluster's name on the login node
@@ -42,7 +42,7 @@ class _LoginHead(msgspec.Struct, frozen=True):
 
 
 class _SpecHead(msgspec.Struct, frozen=True):
-    """The part of a spec in a plan that `launch status` needs."""
+    """The part of a plan's spec from which `launch status` finds the login node; the rest is not decoded."""
 
     login: _LoginHead = _LoginHead()
 

@@ -260,8 +260,8 @@ class LoginCluster(Place):
         files.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return which files each login node keeps for the runs; with `remove`, delete them, except what a live run
-        needs.
+        """Return which files each login node keeps for the runs; with `remove`, delete them, except those of a run that
+        has not ended.
         """
         asked: dict[Address, Names] = {}
         for run in runs:

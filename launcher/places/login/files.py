@@ -290,8 +290,8 @@ class LoginDisk:
             at += len(piece)
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Send the file `name` of the checkpoint `wanted` to the login node, for the run with the submit token.
-        `pieces` yields its `size` bytes; `manifest` is the content of the checkpoint's manifest.
+        """Send the file `name` of the checkpoint `wanted` to the login node, in pieces; the run there is found by its
+        submit token. `pieces` yields the `size` bytes; `manifest` is the content of the checkpoint's manifest.
         """
         at = 0
         for piece in pieces:

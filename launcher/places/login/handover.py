@@ -86,7 +86,9 @@ def withdraw(handover: Handover) -> bool:
 
 
 def _has_begun(handover: Handover) -> bool:
-    """Return whether the login node has started runs for the submit token. If not, it refuses the token from now on."""
+    """Ask the login node whether it has started runs for the submit token, and return the answer. If it has not, it
+    starts none for that token from now on; if it has, record these runs.
+    """
     token, address = handover.intent.submit_token, _address(handover)
     outcomes = ask(address, VoidTokens(address.folder, (token,)), dict[str, Outcome], timeout_s=_PATIENT.answer_s)
     outcome = outcomes.get(token, Outcome())

@@ -29,7 +29,8 @@ silent = SilentMachines[Address]()  # to those who watch
 def line_to(address: Address, *, without: Collection[str] = (), compress: bool = False) -> Iterator[RemoteLaunch]:
     """Yield a connection to the login node, which stays open for later use unless it breaks.
 
-    Variables named in `without` are kept from its ssh; with `compress` a new connection is compressed.
+    The ssh process of the connection does not get the environment variables named in `without`; with `compress` a new
+    connection is compressed.
     """
     line = _taken(address, frozenset(without), compress=compress)
     try:
@@ -120,9 +121,10 @@ def _begun(address: Address, request: Request) -> RemoteLaunch:
 
 
 def _taken(address: Address, without: frozenset[str] = frozenset(), *, compress: bool = False) -> RemoteLaunch:
-    """Return the node's open connection, which no other caller can use until it is put back, or a new one.
+    """Return the open connection to the login node, which no other caller can use until it is put back, or a new one.
 
-    Variables named in `without` are kept from its ssh; with `compress` a new connection is compressed.
+    The ssh process of the connection does not get the environment variables named in `without`; with `compress` a new
+    connection is compressed.
     """
     line, kept_from = _open.pop(address, (None, frozenset()))
     if line is not None:

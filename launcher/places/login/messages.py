@@ -296,7 +296,7 @@ class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
 
     folder: str
     runs: tuple[RunId, ...]
-    remove: bool  # delete the files, except what a live run needs
+    remove: bool  # delete the files, except those of a run that has not ended
 
 
 Request = (

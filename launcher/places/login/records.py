@@ -54,7 +54,9 @@ def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tupl
 
 
 def _tail(events: Path, end: int) -> str:
-    """Return a digest of the last bytes of the history before offset `end`, or "" if there is no history."""
+    """Return the SHA-256 of the last 4096 bytes of the history before offset `end`, or "" if there is no history. Two
+    machines compare it to see whether one's history continues the other's.
+    """
     try:
         with events.open("rb") as file:
             start = max(0, end - _OVERLAP)

@@ -42,11 +42,11 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
 
 
 def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
-    """Return the overrides of the spec by which the run on the login node waits for what the plan on this machine
-    names; return an empty tuple if neither the spec nor an override sets an option of `queue`.
+    """Return the overrides (`queue.after`, `queue.hold`, `queue.at`) by which the run on the login node waits for the
+    same runs, hold and time as the plan on this machine. Return an empty tuple if the plan sets no option of `queue`.
 
-    Raise Refused if a run to wait for is not on that login node. `again` means that the run starts there after having
-    waited elsewhere, so that the overrides are returned in any case.
+    Raise Refused if a run to wait for is not on that login node. With `again`, because the run has waited elsewhere
+    before, return the overrides in any case.
     """
     if not again and plan.spec.queue == _USUAL and not any(word.startswith("queue.") for word in plan.overrides):
         return ()

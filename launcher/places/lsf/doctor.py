@@ -38,7 +38,7 @@ class LsfDoctor(BatchDoctor):
         return name
 
     def findings(self) -> Iterator[Finding]:
-        """Yield findings about settings of the LSF site."""
+        """Yield a finding on how soon LSF kills a job after its warning (JOB_TERMINATE_INTERVAL)."""
         found = re.search(r"JOB_TERMINATE_INTERVAL\s*=\s*([0-9]{1,6})", ask(["bparams", "-a"]).out)
         interval_s = int(found[1]) if found else 10
         if interval_s < _SOON_S:

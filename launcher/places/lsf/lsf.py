@@ -236,8 +236,8 @@ def _ended_as(*, timed_out: bool, by_hand: bool) -> State:
 
 
 def fate_of(history: str) -> Fate | None:
-    """Return what was requested for the newest start of a job, by `history`, the output of `bhist -l`, or None if
-    nothing was. Lines of the output may be broken anywhere.
+    """Return what LSF does with the newest start of a job, by the last signal that was requested for it in `history`,
+    the output of `bhist -l`; None if none was. Lines of the output may be broken anywhere.
     """
     newest = re.sub(r"\s+", "", history).rpartition("Starting(Pid")[2]
     asked = re.findall(r"Signal<(\w{1,40})>requested", newest)

@@ -296,7 +296,7 @@ def _text(one: Mapping[str, Any], name: str) -> str:
 
 
 def _number(value: object) -> int | None:
-    """Return the value as a number, or None if it is no number."""
+    """Return an integer, or a text of digits, as a number; None for any other value."""
     return int(value) if isinstance(value, int | str) and re.fullmatch(r"-?[0-9]{1,12}", str(value)) else None
 
 

@@ -132,7 +132,9 @@ class SlurmTrials(TrialJobs):
 
 
 def trial_of(request: DoctorRequest, shape: Shape) -> SlurmTrials:
-    """Return how to submit trial jobs that nodes of this shape can run."""
+    """Return how to submit trial jobs that fit `shape`, the number of nodes of the chosen partitions and what all of
+    them have.
+    """
     nodes = min(request.nodes or 2, max(1, shape.nodes))
     srun = [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--label",

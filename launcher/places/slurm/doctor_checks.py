@@ -246,7 +246,9 @@ def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[st
 
 
 def kill_wait_finding(kill_wait_s: float | None) -> Finding:
-    """Return the finding about KillWait, the time between SIGTERM and SIGKILL; None if Slurm does not show it."""
+    """Return the finding about KillWait, the time between SIGTERM and SIGKILL. `kill_wait_s` is None if Slurm does not
+    show it.
+    """
     grace_s = _RULES.grace_s
     if kill_wait_s is None:
         return warning("KillWait", "Slurm does not say", _ASK)
@@ -262,8 +264,8 @@ def kill_wait_finding(kill_wait_s: float | None) -> Finding:
 
 
 def silent_node_finding(timeout_s: float | None) -> Finding:
-    """Return the finding about SlurmdTimeout, after which Slurm gives up a node that does not answer; None if Slurm
-    does not show it.
+    """Return the finding about SlurmdTimeout, after which Slurm gives up a node that does not answer. `timeout_s` is
+    None if Slurm does not show it.
     """
     lease_s = _RULES.lease_s
     if timeout_s is None:

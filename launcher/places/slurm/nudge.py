@@ -23,8 +23,8 @@ _STEP_S = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
-    """Set the start of the waiting job `argv[0]` to `argv[1]` seconds from now, without the hosts that follow; return 0
-    if Slurm accepted that, else 1.
+    """Make the waiting job `argv[0]` start `argv[1]` seconds from now, on none of the hosts that follow in `argv`;
+    return 0 if Slurm accepted that, else 1.
     """
     job, delay_s, *hosts = argv
     start = f"now+{max(_SAFE_S, round(float(delay_s)))}"

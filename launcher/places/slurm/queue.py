@@ -164,7 +164,9 @@ class SlurmSystem(BatchSystem):
         return [_queued(job) for job in read_sacct(answer.code, answer.out, answer.err) or ()]
 
     def warn(self, job: str) -> None:
-        """Send SIGTERM to the job's batch script alone."""
+        """Send SIGTERM to the job's batch script and not to its steps, so that the batch process can end the run in
+        order.
+        """
         ask(cancel(job, signal="TERM", batch=True))
 
     def cancel(self, job: str) -> None:

@@ -103,7 +103,9 @@ def _each_node(plan: Plan, share: HostShare) -> dict[str, str | bool | None]:
 
 
 def _further(plan: Plan, submit_token: SubmitToken, chosen: Mapping[str, str | bool]) -> list[dict[str, str | bool]]:
-    """Return the sbatch options of each component of the job after the first, whose options are `chosen`."""
+    """Return the sbatch options of each component of a heterogeneous job after the first, whose options are `chosen`;
+    the list is empty for any other job.
+    """
     found = []
     for one in components(plan, is_array=submit_token.array is not None)[1:]:
         own = {"nodes": str(len(one.hosts)), **_each_node(plan, one.share)}

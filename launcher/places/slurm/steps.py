@@ -68,7 +68,9 @@ def step_command(whole: Plan, plan: Plan, job: str, host: str) -> list[str]:
 
 
 def mounts(plan: Plan) -> list[str]:
-    """Return the paths that must exist inside a container under their own names."""
+    """Return the paths that a container must mount under the names that they have outside: the run's folder, the Python
+    environment and the launcher's code.
+    """
     code = str(Path(__file__).resolve().parents[3])
     return list(dict.fromkeys([plan.run_dir, sys.prefix, sys.base_prefix, code]))
 

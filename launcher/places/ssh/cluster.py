@@ -169,8 +169,8 @@ class SshCluster(Place):
         fetch.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return how many bytes each host keeps of the runs; with `remove`, delete all but what a live run needs after
-        counting.
+        """Return how many bytes each host keeps of the runs; with `remove`, count and then delete them, except those of
+        a run that has processes there.
         """
         from launcher.places.ssh.results import tidying  # late: `launch status` needs none of it
 

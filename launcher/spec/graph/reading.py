@@ -148,7 +148,8 @@ def _check_needs(gather: Gather, root: Mapping, steps: Values[str, tuple[str, ..
 
 
 def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name: str, _: Node) -> StepSpec:
-    """Return the step `name`; raise Wrong, whose keys begin within the step, such as run.script.
+    """Return the step `name`. Raise Wrong with its problems, whose keys begin within the step, such as run.script
+    instead of steps.NAME.run.script.
 
     `steps` has what each step needs.
     """

@@ -204,7 +204,8 @@ def refuse_surprise(scalar: Scalar) -> None:
 
 class ArgsTable(Struct, frozen=True):
     """A mapping read as words of a command line: `key: value` becomes `--key value`, true the bare `--key`, false
-    nothing, and a list `--key a b c`. `mesh` may be a mapping of names to numbers.
+    nothing, and a list `--key a b c`. The value of `mesh` may be a mapping of the names of a device mesh's dimensions
+    to their sizes.
     """
 
     def words(self) -> str:
@@ -280,7 +281,9 @@ def _mesh(value: Mapping) -> Scalar:
 
 
 def _whole_number(value: Node) -> str:
-    """Return a number of ranks as text; raise Wrong unless it is an integer above 0."""
+    """Return the text of an integer above 0, the number of ranks along a dimension of a mesh; raise Wrong for any other
+    value.
+    """
     if isinstance(value, Scalar) and re.fullmatch(r"[1-9][0-9]{0,5}", value.text):
         return value.text
     raise wrong(value, f"expected a number of ranks, got {got(value)}")

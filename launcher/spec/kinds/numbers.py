@@ -168,7 +168,9 @@ class Size(Leaf, frozen=True):
 
 
 def _size_cure(text: str) -> str:
-    """Return a hint if the text is a size in another notation than 100MB, else ""."""
+    """Return a hint about how to write a size such as `100` or `100 mb`, which lacks its unit or is not written like
+    `100MB`; "" if the text is no size.
+    """
     found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)", text)
     if found is None:
         return ""

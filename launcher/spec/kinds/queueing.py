@@ -61,7 +61,9 @@ def moment(text: str, now: float) -> float | None:
 
 
 def _end_of_work(now: time.struct_time) -> float | None:
-    """Return the Unix time at which today's working hours end, or None if it is not a working hour."""
+    """Return the Unix time of 18:00 today, or None if `now` is not within working hours: Monday to Friday, 8:00 to
+    18:00.
+    """
     working = now.tm_wday < _SATURDAY and _WORK[0] <= now.tm_hour < _WORK[1]
     return _time_of_date(time.strftime(f"%Y-%m-%d {_WORK[1]}:00", now)) if working else None
 

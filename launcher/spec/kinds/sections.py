@@ -40,8 +40,8 @@ class Field(Struct, frozen=True):
 
 class Section(Struct, frozen=True, dict=True):
     """A mapping with known options, from which an instance of `model` is made. `base` is an instance with other
-    defaults; `checks` compare options with each other; a `required` section may not be empty; `misread` finds a problem
-    that explains all others.
+    defaults; `checks` compare options with each other; a `required` section may not be empty. `misread` returns a
+    problem if the whole section has another form than meant; then only that problem is reported.
     """
 
     model: type
@@ -49,7 +49,7 @@ class Section(Struct, frozen=True, dict=True):
     base: Any = None  # an instance with the defaults, if these are not those of the class
     checks: tuple[Check, ...] = ()
     required: bool = False  # may not be empty
-    misread: Callable[[Mapping], Problem | None] | None = None  # returns one problem that explains all others, or None
+    misread: Callable[[Mapping], Problem | None] | None = None  # returns one problem, reported alone, or None
     schema_extra: tuple[tuple[str, Any], ...] = ()  # further (key, value) of its JSON Schema
 
     @cached_property

@@ -125,7 +125,10 @@ class Choices(Struct, frozen=True):
 
 
 def _contradictions(found: Dimension, written: set[str]) -> Any:
-    """Yield (reason, hint) for each contradiction in the choices; `written` are the keys that the user has written."""
+    """Yield (reason, hint) for each contradiction in what is written for one option, such as values beside a range, a
+    range that ends below its beginning, or a step in a logarithmic one. `written` are the keys that the user has
+    written.
+    """
     ranged = written & {"from", "to", "step", "log"}
     if found.values:
         if ranged:

@@ -162,7 +162,7 @@ class InnerPath(Leaf, frozen=True):
 
     def _check_parts(self, text: str) -> None:
         """Raise Unfit for a path that is empty, too long or begins with a dash. If `refused` is set, also raise it for
-        a path without a first part, or with one that is refused or hidden.
+        the folder itself (`.`), and for a path whose first part is in `refused` or begins with a dot.
         """
         parts = [part for part in text.split("/") if part not in ("", ".")]
         if not text or text.startswith("-"):

@@ -101,8 +101,8 @@ class JobEndRequests:
         """Return the seconds from a warning signal until ranks should save their state, so that they are done before
         the time limit.
 
-        Return 0, for now, if the scheduler does not answer, or if the limit is more than two minutes further away: then
-        the signal announces a preemption.
+        Return 0, which means at once, if the scheduler does not answer, or if the limit is more than two minutes
+        further away: then the signal announces a preemption.
         """
         try:
             jobs = self._queue.jobs([self._job], limit_s=ASK_S)
@@ -262,8 +262,8 @@ def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) 
 
 
 def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, job: str) -> int:
-    """Requeue a job that waits for other runs while it holds nodes, because it is losing these; return the exit code
-    with which to leave the job.
+    """Requeue a job that holds nodes while its run waits for other runs, because the scheduler takes the nodes away; if
+    the job was cancelled, write the attempt's end instead. Return the exit code with which to leave the job.
     """
     if queue.fate(job) is Fate.CANCELLED:
         write_end(run, attempt, cancelled(f"its {queue.called} job was cancelled"), plan)

@@ -21,7 +21,8 @@ from launcher.supervisor.attempt_end import cancelled, is_cancelled, settle, wri
 
 
 def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = None) -> AttemptDir | None:
-    """Return the attempt that this start of the job runs, or None if it has nothing to do.
+    """Return the attempt that this start of the job runs. Print why and return None if there is none: the newest
+    attempt belongs to another job, the run has ended or was cancelled, or no further attempt may start here.
 
     `killed_by` is the signal that killed the previous batch process of the same start, or None.
     """
@@ -73,9 +74,10 @@ def submit_token_of(attempt: AttemptDir) -> str:
 
 
 def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
-    """Return the id of the job to which the attempt belongs. If no job is recorded for it, first record `job`.
+    """Return the id of the job to which the attempt belongs. If no job is recorded for the attempt yet, first record
+    `job`.
 
-    Return None if the record is missing or names no job.
+    Return None if the record names no job.
     """
     with contextlib.suppress(FileExistsError):
         create_record(

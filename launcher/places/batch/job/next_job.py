@@ -155,7 +155,8 @@ class NextJob:
             return Fate.UNKNOWN
 
     def _again_or_anew(self, attempt: AttemptDir, end: AttemptEnd, *, lost: bool) -> bool:
-        """Requeue this job, or else submit a new one, or else end the run; return True if this job starts again.
+        """Requeue this job, or if that is refused submit a new one, or if that is refused too end the run; return True
+        if this job starts again.
 
         With `lost`, after the loss of a node, a new job comes first: a requeued one starts only once the scheduler has
         given the node up, which may take minutes, and Slurm 22.05 then gives a job with GPUs no steps any more.

@@ -80,7 +80,7 @@ def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float)
 
 def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
     """Return, as exclusions from the time `now` on, the hosts on which a device was found faulty in attempt number
-    `attempt` by the events in `history`, whether they have a new agent or not.
+    `attempt` by the events in `history`; a host counts even if its agent was started again since.
     """
     until = now + plan.spec.recovery.avoid_s
     found = {event.node: event for event in history if event.attempt == attempt and event.kind == NODE_UNFIT}

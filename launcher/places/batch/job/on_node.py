@@ -1,5 +1,5 @@
-"""Supervise one node's agent in a batch job, on every node but the first: start it, restart it, and end processes that
-it leaves.
+"""Supervise one node's agent in a batch job, on every node but the first, whose agent the batch process supervises
+itself: start it, restart it, and end processes that it leaves.
 
     python -m launcher.programs on-node KIND RUN_DIR ATTEMPT     started by srun, or the scheduler's counterpart
 
@@ -52,8 +52,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def supervise_node(queue: BatchSystem, run: RunDir, number: int) -> None:
-    """Supervise this node's agent in attempt `number` until it has ended; on node 0, only pass preemptions on to the
-    batch process.
+    """Supervise this node's agent in attempt `number` until it has ended. On the first node of the job, only pass a
+    preemption signal on to the batch process, because Slurm sends one only to the tasks of steps.
     """
     wakeup = Wakeup(queue.warnings)
     plan, attempt = read_plan(run, number), run.attempt(number)
@@ -68,11 +68,11 @@ def supervise_node(queue: BatchSystem, run: RunDir, number: int) -> None:
 
 def keep_agent(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
     """Keep the agent of node `index` running until it has ended for good, the attempt has ended or `wakeup` asks to
-    stop. If the agent cannot reach the coordinator, read from the run's folder whether the attempt has ended.
+    stop. Once the agent may have lost the coordinator, check the run's folder for the end of the attempt.
 
     In a role other than the main one, the first node's agent coordinates that role, so that its end is the end of the
-    role's attempt. For such a role the folder is read first, because the process that started the agent may be killed
-    alone.
+    role's attempt. For such a role the folder is checked from the beginning, because the process that started the agent
+    may be killed alone.
     """
     end_predecessor(run, attempt, index)
     agent = agent_process(plan, attempt, index)
@@ -138,8 +138,8 @@ def _tree(pid: int) -> list[int]:
 
 
 def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
-    """On the first node, pass a preemption that `wakeup` receives on to the batch process, as a signal; return when the
-    agent has exited.
+    """Wait on the first node until its agent has exited, and pass a preemption that `wakeup` receives on to the batch
+    process, as a signal.
 
     With a GraceTime, Slurm signals a preemption only to the tasks of steps, so that the first node needs a task for it.
     """

@@ -113,7 +113,7 @@ class Trial:
 
     @property
     def reported(self) -> bool:
-        """Return whether any node has reported."""
+        """Return whether any node has sent its report, the last of its answers."""
         return any(node.report for node in self.seen.values())
 
     @property
@@ -230,8 +230,9 @@ def trial_findings(trial: Trial, expected: Expected, words: QueueNames) -> Itera
 
 
 def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueNames) -> Iterable[Finding]:
-    """Yield a problem with the first reason why the trial is incomplete; nothing if every node has reported or is among
-    `stopped`.
+    """Yield one problem that says why the trial is incomplete: the scheduler requeued the job, its starter such as srun
+    complained, nodes fell silent, or the job has ended or runs without a report from any node. Yield nothing if every
+    node has reported or is among `stopped`.
     """
     state, where = trial.state, f" on {all_of(trial.hosts)}" if trial.hosts else ""
     gone = f"`{words.shows_nodes}` shows whether nodes are well; one that has just gone is called idle for a while"
@@ -262,8 +263,8 @@ def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueNa
 
 
 def _is_lost(trial: Trial, host: str) -> bool:
-    """Return whether nothing more can come from the node `host`: it never answered, or it sent no report although it
-    answered before or the job has ended.
+    """Return whether nothing more can come from the node `host`: it never answered, or its report, which is asked for
+    last, is missing although it answered the questions before or the job has ended.
     """
     node = trial.seen.get(host)
     return node is None or (node.report is None and (node.clock is not None or trial.state.has_ended))
@@ -313,7 +314,7 @@ def _python_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
 
 
 def _torch_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
-    """Yield findings about torch and GPUs on the nodes."""
+    """Yield a finding about torch and the GPUs that it sees, for each group of nodes that reported the same."""
     for report, nodes in _alike(trial, {name: one.report for name, one in trial.seen.items() if one.report}):
         yield torch_finding(report.torch, f"{expected.rank_python} on {all_of(nodes)}", report.gpus, of_the_job=True)
 

@@ -28,8 +28,8 @@ _STEP_S = 0.02
 
 
 def answer_questions(folder: Path, limit_s: float, me: str, address: str) -> None:
-    """Answer the questions in the folder until `limit_s` has passed; `me` and `address` are the batch system's name and
-    address of this node.
+    """Write this node's first answer, then answer the questions in the folder, such as for its torch and GPUs, until
+    `limit_s` has passed or the trial is over. `me` and `address` are the batch system's name and address of this node.
     """
     until = time.monotonic() + limit_s
     interface = (folder / AT_WORK).read_text()

@@ -113,8 +113,8 @@ class JobOnTrial:
         """End the job and return whether the queue shows it as ended; until then it may write into the folder, which
         the caller wants to remove. Raise Unreachable if the queue does not answer.
 
-        A job whose nodes have reported, by `trial`, first gets a second to end by itself. A job of which nodes have
-        answered is waited for up to 45 seconds, any other for one.
+        If a node has sent its report (in `trial`), the job first gets a second to end by itself. Wait for its end up to
+        45 seconds if any node has answered, else up to one second.
         """
         now = time.monotonic()
         # A job that has reported nothing, on a node that does not answer, may take as long as it likes.

@@ -78,7 +78,9 @@ _FIXED = _WAITING | _HELD | _NEVER | _ENDED
 
 
 def _loose(text: str) -> str:
-    """Return the text in the form by which reasons are compared: older versions of Slurm write `_` for a space."""
+    """Return the text in lower case, with single spaces instead of `_`, which older versions of Slurm write, so that
+    reasons of all versions compare as equal.
+    """
     return " ".join(text.replace("_", " ").lower().split())
 
 

@@ -83,6 +83,8 @@ def _line(text: str) -> str:
 
 
 def _which_limit(said: list[str]) -> str:
-    """Return the sentence for a limit that one of Slurm's lines names, or "" if none does."""
+    """Return the sentence for the first limit that one of Slurm's lines names, such as `QOSMaxCpuPerUserLimit`, or ""
+    if none names a known one.
+    """
     named = (plain(line) for line in said if re.fullmatch(r"(?:QOS|Assoc|Max)\w+", line))
     return next((words for words in named if not words.startswith("Slurm says")), "")

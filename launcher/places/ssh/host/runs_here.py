@@ -23,8 +23,8 @@ from launcher.supervisor.waiting import OtherRun
 
 
 def tidy(workdir: Path, wanted: Tidy) -> Tidied:
-    """Return how many bytes the runs take of this host's disk; with `remove`, delete all but what a live run needs
-    after counting.
+    """Return how many bytes the runs take of this host's disk; with `remove`, count and then delete them, except those
+    of a run that has processes here.
     """
     there = {run_id: run for run_id in wanted.runs if (run := RunDir(workdir / "runs" / run_id)).path.is_dir()}
     tags = tagged_any([str(run.path) for run in there.values()], os.getuid())
