@@ -353,9 +353,10 @@ def _logs(request: AskLogs) -> LogNews:
 
 
 def _outputs(request: AskOutputs) -> LogNews:
-    """Return what was added to the output files of a run since the caller last asked.
+    """Return the next piece of what was added to the output files of a run since the caller last asked.
 
-    For a caller that has none yet, the list of files is made, and is then kept until all were sent.
+    With the first request of a series the run's output files are listed; later requests use this list, until a piece is
+    the last one.
     """
     run = RunDir(_run(request.run).path)
     last = last_attempt(run)

@@ -43,7 +43,7 @@ class Gathering:
         return any(self._plan.nodes[0].index in group for group in groups) and self._suffice(*groups)
 
     def _suffice(self, *groups: AbstractSet[int]) -> bool:
-        """Return whether the nodes in these groups, none of which is in two, are as many as the plan needs and include
+        """Return whether the nodes in these sets, which have none in common, are as many as the plan needs and include
         so many voters that the others cannot elect another leader.
         """
         own = sum(len(group) - len(self._nodes.votes_only & group) for group in groups)

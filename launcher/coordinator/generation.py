@@ -225,7 +225,9 @@ class Generation:
         return True
 
     def copy(self, node: int, step: int) -> None:
-        """Record that the member's checkpoint files of `step` have a copy on another node."""
+        """Record the report Copied of node `node`: one more node's files of `step` have a copy on another node. Once
+        all members have sent it, `copied` is `step`.
+        """
         if node not in self._of_node or (self.copied is not None and step <= self.copied):
             return
         nodes = self._copied_of.setdefault(step, set())

@@ -490,9 +490,10 @@ def _op_place(waits: Sequence[_Wait]) -> str:
 
 
 def _instead(look: RankLook, wait: _Wait | None = None) -> str:
-    """Return where the rank is instead of in the collective, as the end of a sentence, or "" if that is unknown.
+    """Return the end of a sentence on where the rank is instead of in the collective, such as `; it has been in
+    data.py:88 in load for 41 s`, or "" if that is unknown.
 
-    The time given is how long others wait in `wait`, or with None for how long the rank was idle.
+    The seconds in it are those for which others wait in `wait`, or, if that is None, for which the rank was idle.
     """
     where = where_is(look)
     age_s = max(wait.op.age_s, 0.0) if wait is not None else look.idle_s
@@ -506,7 +507,9 @@ def _op_name(one: Collective) -> str:
 
 
 def _shape_of(one: Collective) -> str:
-    """Return the operation with its first tensor shapes and data type."""
+    """Return the operation with the sizes of its first two tensors and their type, such as `all_reduce of [8, 4]
+    float`.
+    """
     sizes = " ".join(str(list(each)) for each in one.sizes[:2]) or "no tensor"
     return f"{one.op} of {sizes} {one.dtypes[0] if one.dtypes else ''}".rstrip()
 

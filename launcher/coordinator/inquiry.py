@@ -101,7 +101,9 @@ class Inquiry:
                 self._awaited.discard(rank.number)
 
     def end(self) -> None:
-        """Have `check` inspect all ranks a last time and then close the generation for a hang of its suspects."""
+        """Have `check` inspect all ranks a last time and then close the generation for a hang of its frozen or silent
+        ranks.
+        """
         self._ends = True
 
     def check(self) -> None:
@@ -136,8 +138,8 @@ class Inquiry:
         return self._attempt.current.stopped_at() + _STOPPED_S
 
     def _is_stopped(self, mono: float) -> bool:
-        """Return whether a signal has stopped some ranks while others ran, for a second, and no step was made in as
-        long.
+        """Return whether some ranks have been stopped by a signal while others ran, and no rank has made a step, for
+        `_STOPPED_S` seconds.
         """
         return self.next_check() <= mono and self._times.still_s(mono) >= _STOPPED_S
 
@@ -171,7 +173,9 @@ class Inquiry:
         return mono - self._active_from > limit_s
 
     def _silent_s(self, mono: float) -> float:
-        """Return for how many seconds no step was made while some rank that has reported before was silent."""
+        """Return for how many seconds there has been no step and, at the same time, no activity of the rank that is
+        silent for longest; ranks that have reported nothing yet do not count.
+        """
         return min(mono - self._attempt.current.active_from(mono), self._times.still_s(mono))
 
     def _ask(self, mono: float) -> None:

@@ -1,4 +1,6 @@
-"""Measure the links between nodes before ranks start and after a failure, for `recovery.health`.
+"""Measure the links between nodes before ranks start and after a failure, for `recovery.health`. The pairs of nodes to
+measure are divided into turns: in a turn each node is in one pair at most, so that all pairs of a turn are measured at
+once.
 
 One node of each pair in a turn gets CheckLink and answers LinkSeen; then the next turn follows. A node that looks slow
 is measured a second time before it is excluded, as after a failed device check. Then ranks start.
@@ -121,8 +123,10 @@ class Links:
         return True
 
     def _is_any_awaited(self) -> bool:
-        """Return whether any answer of the turn is still awaited. The pairs that are not awaited any more are moved to
-        the end, so that the next call finds an awaited one first.
+        """Return whether the answer of any pair of the present turn is still awaited.
+
+        In the dict of pairs that were asked, those that are not awaited any more go to the end, so that the next call
+        finds an awaited one first.
         """
         for _ in range(len(self._asked)):
             number, (pair, agents) = next(iter(self._asked.items()))

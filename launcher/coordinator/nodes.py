@@ -69,8 +69,8 @@ class KnownNode:
         return f"node {self.index}{f' ({self.host})' if self.host else ''}"
 
     def record_preparation(self, what: str, mono: float) -> None:
-        """Record `what` the node has to finish before it is ready ("" for nothing), and `mono`, since when, if that is
-        new.
+        """Record what the node still has to finish before it is ready (`what`; "" for nothing) and, if that has
+        changed, the time `mono` as its beginning.
         """
         if what != self.preparing:
             self.preparing, self.preparing_since = what, mono
@@ -252,7 +252,9 @@ class NodeTable:
         self.look_at = min(self.look_at, node.heard_at + self._lease_s)
 
     def overdue(self, mono: float) -> list[KnownNode]:
-        """Return the nodes whose agent's lease, or stale agent's lease, has expired."""
+        """Return the nodes of which the agent's lease has expired, or that of a previous agent which had ranks and may
+        still run.
+        """
         if mono < self.look_at:
             return []
         ends = {node.index: self._lease_end(node) for node in self}

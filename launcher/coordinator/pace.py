@@ -102,7 +102,9 @@ class Pace:
         self._forget(mono)
 
     def _forget(self, mono: float) -> None:
-        """Drop the samples that are older than the window, but keep the last two."""
+        """Drop the samples (time, step) from which the rate is computed that are older than `_WINDOW_S` seconds, but
+        keep the last two.
+        """
         while len(self._samples) > 2 and self._samples[0][0] < mono - _WINDOW_S:
             self._samples.popleft()
 

@@ -359,7 +359,9 @@ class CoordinatorServer:
             self._timer = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._handle, Tick())
 
     def _write_state_soon(self) -> None:
-        """Schedule the next write of the state earlier than planned."""
+        """Schedule a write of the state for a short time after the event that was just handled, unless one is due
+        before.
+        """
         planned = self._state_timer.when() if self._state_timer is not None else inf
         due = state_due_at(planned, self._loop.time(), self._state_took_s)
         if due < planned:

@@ -146,8 +146,9 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _typical_long_wait(waits: Sequence[float]) -> float:
-    """Return the wait such that longer waits make up half of the total, as perhaps only one of a step's many
-    collectives has a long wait.
+    """Return the typical wait among the long ones: waits at least as long make up half of the total.
+
+    A median would be near 0, because perhaps only one of a step's many collectives has a long wait.
     """
     rest = sum(waits) / 2
     for wait in sorted(waits, reverse=True):

@@ -54,7 +54,9 @@ class Watch:
         self._stragglers = Stragglers(attempt)
 
     def handle_ranks(self, node: KnownNode, message: RankMessage) -> None:
-        """Handle a message about the ranks of a node."""
+        """Handle a message of a node about its ranks: that they have started, ended or stopped, a heartbeat, or an
+        answer on what they are doing.
+        """
         match message:
             case messages.Leads():
                 self._led(message)
@@ -121,8 +123,8 @@ class Watch:
             self._all_started()
 
     def _all_started(self) -> None:
-        """Mark the generation as running if every member has started its ranks; handle a loss or failure that came
-        earlier.
+        """Mark the generation as running if every member has started its ranks; then handle a lost node or a failed
+        rank of which the coordinator learnt while ranks were starting.
         """
         attempt = self._attempt
         if attempt.phase is AttemptPhase.STARTING and not attempt.current.starting:
@@ -146,7 +148,9 @@ class Watch:
         self._continue_without()
 
     def _continue_without(self) -> None:
-        """Continue in place without the node that is gone, or close the generation if that is impossible."""
+        """Continue in place without the node that the caller has just removed from the generation; close the generation
+        if that is impossible.
+        """
         if self._in_place.continue_in_place():
             self._all_started()  # the one that is gone was the last that they waited for
         else:
@@ -355,8 +359,9 @@ class Watch:
 
 
 def fresh_s(plan: Plan) -> float:
-    """Return the seconds without a heartbeat after which no rank is reported as hung, because the silence may be its
-    node's.
+    """Return for how many seconds after a node's last heartbeat what it reported of its ranks counts as fresh.
+
+    A rank is not reported as hung after that, because it may be its node that is silent.
     """
     every_s = heartbeat_every_s(lease_of_ranks(plan.spec.recovery.lease_s), len(plan.nodes))
     return max(_FRESH_S, _FRESH_HEARTBEATS * every_s)

@@ -194,7 +194,7 @@ class Buddies:
         """
         save = Save.of(held)
         whole_manifest, manifest = await peer.manifest(link, save)
-        await asyncio.to_thread(into.make_place, save)
+        await asyncio.to_thread(into.delete_conflicting, save)
         try:
             for file in manifest.files:
                 await peer.fetch(link, into, whole_manifest, Get(save, file.name), file, self._pace.pay)

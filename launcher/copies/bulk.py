@@ -32,7 +32,9 @@ def lower_priority() -> None:
 
 
 class Throttle:
-    """A limit on the bytes per second that all transfers of this node send together; None means no limit."""
+    """A limit on the bytes per second that all transfers of this node send together; a `limit_bytes_per_s` of None
+    means no limit.
+    """
 
     def __init__(self, limit_bytes_per_s: float | None = None) -> None:
         self._limit = limit_bytes_per_s

@@ -203,8 +203,8 @@ class ReplicaFiles:
         return self._folder / folder_name(save.step, save.kind)
 
     def _manifest(self, save: Save) -> bytes | None:
-        """Return the manifest of the committed checkpoint of the save's kind and step, whichever it is, or None if
-        there is none.
+        """Return the manifest of the committed checkpoint with the save's kind and step, even if that is another save;
+        return None if there is no such checkpoint.
         """
         return self._read(save.kind, save.step)
 

@@ -63,7 +63,7 @@ class Snapshots(ReplicaFiles):
         """Return the snapshots that are complete and hold exactly the files `names`, oldest first."""
         return whole(self.list(), names)
 
-    def make_place(self, save: Save) -> None:
+    def delete_conflicting(self, save: Save) -> None:
         """Delete any other snapshot in the folder whose name `save` would have."""
         if self._is_taken(save):
             commit.remove([self._path / folder_name(save.step, save.kind)])

@@ -106,7 +106,9 @@ class Replication:
             self._looking = asyncio.create_task(self._look_for(step))
 
     async def _look_for(self, step: int) -> None:
-        """Set `keeps` if a checkpoint of the committed step is in this node's folder."""
+        """Set `keeps` to True if this node's folder has a checkpoint of the committed step `step`, else to False; leave
+        it as it is if the disk cannot be read.
+        """
         with suppress(OSError):  # the copier reports a disk that cannot be read
             self.keeps = await asyncio.to_thread(self._files.look_at, "step", step) is not None
 
@@ -227,8 +229,9 @@ class Replication:
         return seen & set(told)
 
     def _make_room(self, decision: LoadDecision, hopeless: Collection[Save]) -> list[str]:
-        """Set aside the checkpoints in `hopeless`, which cannot be completed, and commit the chosen one; return texts
-        about those set aside. It runs in a thread.
+        """Set aside the checkpoints in `hopeless`, which cannot be completed, and a committed one that has the folder
+        name of the chosen checkpoint; then commit the chosen one if this node has its manifest. Return texts about
+        those set aside. It runs in a thread.
         """
         chosen = decision.load.save
         instead = "ranks begin anew" if chosen is None else f"ranks load {chosen}"

@@ -40,7 +40,9 @@ class RankNews(NamedTuple):
 
     @classmethod
     def of(cls, heartbeat: messages.Heartbeat, at: float) -> "RankNews":
-        """Return the ranks of `heartbeat`, which is sent at `at` by `boottime`: it dates their last activity."""
+        """Return the ranks of `heartbeat`, which is sent at `at` by `boottime`; the times of their last activity are
+        computed from `at`.
+        """
         ranks = tuple(msgspec.structs.replace(one, idle_s=0.0) for one in heartbeat.ranks)
         return cls(heartbeat.generation, ranks, tuple(at - one.idle_s for one in heartbeat.ranks))
 
@@ -252,8 +254,8 @@ class Lifeline:
 
 
 def check_start(start: messages.Start, plan: Plan) -> None:
-    """Raise WireError unless a Start fits the plan: a coordinator decides which nodes have ranks, and nothing else
-    about them.
+    """Raise WireError unless a Start fits the plan: only the choice of the nodes that have ranks is the coordinator's;
+    numbers of ranks, addresses and the like must be those of the plan.
     """
     each, places = plan.ranks_per_node, range(min(start.group_world_size, plan.nodes_max))
     known = {node.index: node.address for node in plan.nodes}

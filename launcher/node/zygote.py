@@ -401,8 +401,8 @@ END = EndOfRank()
 
 
 def needs_interpreters_end() -> bool:
-    """Return whether the interpreter must free everything in its own order: threads run, CUDA is in use, or a process
-    group exists.
+    """Return whether this process must end as Python usually does, by freeing everything in the interpreter's own
+    order, and not by leaving that to the kernel: threads run, CUDA is in use, or a process group exists.
     """
     threads = len(sys._current_frames()) - FLIGHT.runs  # noqa: SLF001 - of threads of every kind
     if gc.get_freeze_count() == 0 or threads > 1:
@@ -437,7 +437,9 @@ def is_silent(path: str, packages: str) -> bool:
 
 
 def mapped_code() -> set[str]:
-    """Return the files whose code is mapped into this process."""
+    """Return the paths of the files with machine code, programs and shared libraries, that are mapped into this
+    process.
+    """
     with open("/proc/self/maps") as file:
         found = (line.rstrip("\n").split(None, 5) for line in file)
         return {words[5] for words in found if len(words) == 6 and "x" in words[1] and words[5][0] == "/"}
@@ -451,8 +453,9 @@ def flush_streams() -> None:
 
 
 def empty(names: Sequence[str]) -> None:
-    """Free the modules with these names in sys.modules, and their contents: first objects that nothing else refers to,
-    while functions still have their globals.
+    """Free the modules with these names in sys.modules, as the interpreter does at its end. Objects that only the
+    modules' entries there kept alive go first, while their destructors still find the globals that they use; then each
+    module's globals are set to None.
     """
     there = []
     for name in names:
@@ -1416,8 +1419,9 @@ class Zygote:
         close([fd, gate])
 
     def _fork_from_between(self, fd: int, gate: int) -> NoReturn:
-        """Run in the process between this zygote and the standby: fork the standby, and end. In the standby, raise
-        Standby, with `fd` for the agent and `gate`.
+        """Run in the process between this zygote and its standby: fork the standby, and end, so that the agent becomes
+        the standby's parent. In the standby, raise Standby with `fd`, the socket to the agent, and `gate`, the one to
+        the supervisor (-1: none).
         """
         between = os.getpid()
         try:
@@ -1590,7 +1594,7 @@ def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
     """Return the order of the rank that this process becomes in mode `run`, or that a fork of it becomes in the modes
     `serve` and `lend`.
 
-    The order comes over the descriptor `fd`, as the module says for each mode. The process ends when its parent
+    `fd` is a pipe with the order (`run`), or a socket with requests to fork. The process ends when its parent
     `agent_pid` does.
     """
     inherited = open_fds()

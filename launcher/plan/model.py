@@ -116,7 +116,9 @@ class Plan(msgspec.Struct, frozen=True):
         return bool(self.role) and not self.spec.roles
 
     def addresses_of(self, node: int) -> tuple[str, ...]:
-        """Return the HOST:PORT addresses of the ranks on a node, all ports of each, or () in a run without roles."""
+        """Return the HOST:PORT addresses of the ranks on a node, or () in a run without roles. A role may give each
+        rank several ports: then all are returned.
+        """
         first = self.role_rank + node * self.ranks_per_node
         found = [self.addresses.get(key, ())[first : first + self.ranks_per_node] for key in self.address_keys.values()]
         return tuple(address for some in found for address in some)

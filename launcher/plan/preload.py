@@ -88,6 +88,6 @@ def surely_on_cpu(imports: Collection[str]) -> bool:
 
 
 def _brings_torch(module: str) -> bool:
-    """Return whether importing the module imports torch."""
+    """Return whether importing the module imports torch, judged by its name alone."""
     top = module.partition(".")[0]
     return top.startswith("torch") or top in _BRING_TORCH

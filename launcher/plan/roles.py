@@ -69,8 +69,8 @@ def _host_problems(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Machin
 
 
 def _unseen_readiness(whole: JobSpec) -> Iterator[Misfit]:
-    """Yield a problem for each role that counts as ready by a file or a log line: each is on the disk of one host,
-    where other hosts cannot see it.
+    """Yield a problem for each role that is ready once a file exists or a log has a line. It is called where each host
+    has a disk of its own, on which other hosts cannot see the file or the log.
     """
     for name, role in whole.roles.items():
         way = role.ready
@@ -94,7 +94,9 @@ def most_gpus_asked(whole: JobSpec) -> int:
 
 
 def _spare_problems_here(spec: JobSpec) -> Iterator[Misfit]:
-    """Yield a problem if the role asks for a spare, but has one node only, where one machine plays all nodes."""
+    """Yield a problem if the role asks for a spare node, but has only one node in all. It is called where one machine
+    plays all nodes, and a spare has to be one of them.
+    """
     if spec.recovery.spares and spec.resources.nodes.max < 2:
         yield Misfit("recovery.spares", "a spare needs at least 2 nodes, got resources.nodes: 1")
 

@@ -218,8 +218,9 @@ def remains(run: RunDir) -> Remains:
 
 
 def _newest_ever(run: RunDir) -> int:
-    """Return the highest attempt number of which folders, fence or last state have a trace, at least 1; the next
-    attempt needs a higher one.
+    """Return the highest attempt number that shows in the attempts' folders, the fence or the last state, at least 1;
+    the next attempt needs a higher one. The fence is the file with the number of the attempt that may write
+    checkpoints.
     """
     last = readable(run.state, RunState)
     with contextlib.suppress(Damaged, OSError):

@@ -398,8 +398,8 @@ def write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Put the file's name into an OSError of the body: calls on a descriptor name no file, and a rename only a
-    draft.
+    """Put the file's name into an OSError of the body: the error of a call on a descriptor names no file, and that of a
+    rename only a draft.
     """
     try:
         yield

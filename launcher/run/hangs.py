@@ -51,7 +51,7 @@ class Collective(msgspec.Struct, frozen=True):
     """One entry of torch's Flight Recorder: a collective operation that a rank entered, with its tensors' sizes and
     types and the stack of the call.
 
-    `age_s` is the time since then; `p2p` marks a send or receive.
+    `age_s` is the time since the rank entered it; `p2p` marks a send or receive.
     """
 
     seq: _Number  # its sequence number in its process group

@@ -123,8 +123,8 @@ class AttemptDir:
         return self.node(index) / f"health-{device.replace(':', '-')}.log"
 
     def reserve_log(self, index: int) -> Path:
-        """Return the log of the node's processes in reserve, which were started to replace lost ranks at once, until
-        they become ranks.
+        """Return the log of the processes in reserve of node `index`: processes that have started the user's program
+        and wait to become ranks. A rank writes to its own log.
         """
         return self.node(index) / "reserve.log"
 

@@ -456,8 +456,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     step: int | None = None  # newest step at that time
     checkpoint: int | None = None  # newest checkpoint at that time
     ran_s: float = 0.0  # of a failure or a new generation without one: seconds that the generation ran
-    still_s: float = 0.0  # of the same: seconds for which the generation had made no step
-    in_place: bool = False  # of a failure: survivors were to continue in place from that step
+    still_s: float = 0.0  # of the same events: seconds for which the generation had made no step
+    in_place: bool = False  # of a failure: the surviving ranks were to continue after `step` in their processes
     same: str = ""  # of a hang that a restart does not mend: equal for its repetitions
     end: AttemptEnd | None = None  # of `ending`: how the attempt ends once half of a pool's voters have this line
-    evidence: str = ""
+    evidence: str = ""  # for people: what the cause was inferred from, such as lines of a log

@@ -96,7 +96,7 @@ def forget_gone() -> list[RunId]:
 
 
 def unused_code(roots: Collection[Path]) -> list[Path]:
-    """Return the trees of code stored for the runs in the folders `roots` from which none of these runs was frozen."""
+    """Return the folders of stored code, in the stores beside the runs in `roots`, that none of these runs uses."""
     return [tree for root in roots for tree in unneeded(root / STORE, root)]
 
 

@@ -37,8 +37,8 @@ class Condition(StrEnum):
 
 class Checkpoint(msgspec.Struct, frozen=True):
     """One row of `launch checkpoints`, in the form that its --json prints. `kind` is step, or best for one selected by
-    a monitored value; `reason` says why it is not complete; `finite` tells whether each weight is a number; None where
-    the manifest cannot be read.
+    a monitored value; `reason` says why it is not complete; `finite` tells whether each weight is a finite number. The
+    fields from `saved_at` to `finite` are None if the manifest cannot be read.
     """
 
     step: int
@@ -100,13 +100,13 @@ FolderName = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]  # no file syst
 
 
 class _Checkpoints(msgspec.Struct, frozen=True):
-    """The checkpoint directory in a plan."""
+    """The checkpoint directory in the spec of a run's plan.json."""
 
     dir: FolderName
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    """The checkpoint options in a plan."""
+    """The part of the spec in a run's plan.json that is read here."""
 
     checkpoint: _Checkpoints
 

@@ -66,7 +66,7 @@ class Placement:
         return self._only[attempt]
 
     def _in_plan(self, attempt: int) -> int | None:
-        """Return the index of the plan's only node, or None if the plan has several."""
+        """Read the attempt's plan and return the index of its only node; None if it has several or cannot be read."""
         try:
             nodes = read_plan(self._run, attempt).nodes
         except LaunchError:

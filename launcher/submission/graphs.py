@@ -151,9 +151,9 @@ class _Checked:
 
 
 def graph_in(file: Path, overrides: Sequence[str]) -> GraphSpec:
-    """Return the graph in a file; raise BadInput with all problems.
+    """Return the graph in a file, with `overrides`; raise BadInput with all problems.
 
-    Sections of plug-ins are loaded only if the file cannot be read without them.
+    Plug-ins, which may define sections of a spec, are loaded only if the file cannot be read without them.
     """
     try:
         return read_graph(file, overrides)

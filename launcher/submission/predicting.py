@@ -74,7 +74,7 @@ def open_prediction(
 def _mentions_predict(script: Path) -> bool:
     """Return whether the script's text contains the word `predict`; raise Refused if it cannot be read.
 
-    A script that has no such option, and ignores unknown ones, would train instead.
+    A script that does not know the option `--predict`, and ignores unknown options, would train instead.
     """
     try:
         return "predict" in script.read_text(errors="replace")

@@ -233,8 +233,8 @@ def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool
 def _check_code_options(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Place) -> None:
     """Raise an error if the code options of the resume are impossible.
 
-    Refused: with `renew`, the cluster or a frozen function allows no other code. BadInput: without it, the spec changes
-    which code is frozen.
+    With `renew`, raise Refused if new code cannot be brought to the cluster, or if the run is of a Python function,
+    which is frozen with its arguments. Without `renew`, raise BadInput if the spec changes which code is frozen.
     """
     if not renew and spec.code != before.spec.code:
         hint = f"hint: launch resume {run.id} --code takes the code as it is now"

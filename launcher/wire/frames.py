@@ -76,7 +76,7 @@ class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The client's line: its proof (HMAC) that it has the key, and its nonce."""
+    """The client's line: the protocol's version, its nonce, and its proof (`mac`, an HMAC) that it has the key."""
 
     v: int
     nonce: Nonce

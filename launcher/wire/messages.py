@@ -61,7 +61,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="t"):
 
 
 class Leads(msgspec.Struct, frozen=True, tag="leads", tag_field="t"):
-    """agent → coordinator: rank 0 has been forked."""
+    """agent → coordinator: rank 0 has been forked on this node, so the other nodes, which wait for that, may start
+    their ranks.
+    """
 
     node: int
     generation: int
@@ -193,8 +195,8 @@ class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
 
 
 class NotFetched(msgspec.Struct, frozen=True, tag="not_fetched", tag_field="t"):
-    """agent → coordinator: the checkpoint that this node's ranks should load could not be fetched, so that none was
-    started.
+    """agent → coordinator: the checkpoint that this node's ranks should load could not be fetched, so that none of
+    these ranks was started.
     """
 
     node: int
@@ -247,8 +249,8 @@ class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
 
 
 class LinkSeen(msgspec.Struct, frozen=True, tag="link_seen", tag_field="t"):
-    """agent → coordinator: the answer to CheckLink `number`: the slower direction's rate and the round trip, or the
-    problem.
+    """agent → coordinator: the answer to CheckLink `number`, on the link between node `node` and the peer named there:
+    the slower direction's rate and the round trip, or the problem.
     """
 
     node: int
@@ -321,7 +323,9 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
 
 
 class CheckLink(msgspec.Struct, frozen=True, tag="check_link", tag_field="t"):
-    """coordinator → agent: measure the link to a node, then answer with a LinkSeen of the same number."""
+    """coordinator → agent: measure the network link between this node and the node `peer`, then answer with a LinkSeen
+    of the same number.
+    """
 
     number: int
     peer: ReplicaAddress

@@ -220,7 +220,9 @@ def _name_of(number: float) -> Literal["NaN", "Infinity", "-Infinity"]:
 
 
 def _is_step(value: int | None) -> bool:
-    """Return whether the value is None or a number that can be a step."""
+    """Return whether the value of a count in a report, such as a step, is None (not reported) or between 0 and
+    `_MAX_STEP`.
+    """
     return value is None or 0 <= value <= _MAX_STEP
 
 

@@ -20,9 +20,10 @@ _SHARD, _READING, _COLLATING = range(10, 13)
 
 
 class Canonical:
-    """The steps of a stream in canonical shards; each rank has one reader, which reads its shards in turn.
+    """Reads the batches of a stream that is divided into canonical shards.
 
-    A position is the number of a slot.
+    Each rank has one reader, which reads the rank's shards in turn. The position in an epoch, which a checkpoint
+    stores, is the number of the next slot.
     """
 
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
@@ -156,5 +157,8 @@ def check_shards(dataset: Any, sharing: Sharing) -> None:
 
 
 def _slots(shard: int, start: int, stop: int, shards: int) -> range:
-    """Return the slots from `start` up to `stop` that belong to shard number `shard` of `shards`."""
+    """Return the slots from `start` up to `stop` that belong to shard `shard`: every `shards`-th slot.
+
+    Slot p is of shard p % `shards`.
+    """
     return range(start + (shard - start) % shards, stop, shards)

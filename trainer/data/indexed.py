@@ -36,7 +36,10 @@ class Indexed:
         self._fetchers: Fetchers | None = None
 
     def place(self, _epoch: int, done: int) -> int:
-        """Return `done`: how many samples of the epoch `batches(epoch, done)` passes over before its first batch."""
+        """Return the position from which the epoch continues: always `done`, the number of its samples that are over.
+
+        The sources of streams have this method too, and may have to begin the epoch again.
+        """
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:

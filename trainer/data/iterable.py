@@ -126,7 +126,7 @@ class _Stream:
     done: int = 0
     _items: Iterator[Any] | None = None
     _loaded: bool = False  # the state was loaded, and nothing was read since
-    _may_be_at_end: bool = False  # of the epoch before, in which case reading on means to begin again
+    _may_be_at_end: bool = False  # the loaded state may be the end of the epoch before: if nothing comes, begin again
 
     @property
     def ended(self) -> bool:

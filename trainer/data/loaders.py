@@ -51,7 +51,10 @@ class LoaderBatches:
         self._filler: Any = None
 
     def place(self, _epoch: int, done: int) -> int:
-        """Return `done`: how many samples of the epoch `batches(epoch, done)` passes over before its first batch."""
+        """Return the position from which the epoch continues: always `done`, the number of its samples that are over.
+
+        Some streams have to begin an epoch again; a loader restores its position.
+        """
         return done
 
     def count_done(self, done: int) -> int:

@@ -53,9 +53,10 @@ class Sharing:
 
 
 class Micro(NamedTuple):
-    """A micro-batch over all ranks: the positions [lo, hi) in the epoch, of the step at [start, stop).
+    """A micro-batch over all ranks: the samples at the positions `lo` up to `hi` (exclusive) in the order of the epoch.
 
-    `number` is its index among the micro-batches of the step.
+    It is part of the step with the positions `start` up to `stop`; `number` is its index among the step's
+    micro-batches.
     """
 
     start: int

@@ -24,9 +24,9 @@ class StepAgreement:
     def samples(self, own: int, *, able: bool, source: str) -> int:
         """Return the number of samples of the step over all ranks, 0 if the epoch is over; all ranks call it.
 
-        `own` counts this rank's. `able` says whether this rank has any data for a batch, be it an earlier sample in a
-        filler. `source` names the rank's source of data in the error message. Raises TrainerError on all ranks if one
-        is not able while others have samples.
+        `own` counts this rank's samples. `able` says whether this rank can make a batch: of new samples or, as a filler
+        that does not count, of an earlier one. `source` names the rank's source of data in the error message. Raises
+        TrainerError on all ranks if one is not able while others have samples.
         """
         unable, samples = divmod(self.total(own + (0 if able else _UNABLE)), _UNABLE)
         if self.only_whole and samples != self.sharing.batch_size:

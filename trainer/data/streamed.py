@@ -176,9 +176,9 @@ class Streamed:
         self._fillers: tuple[Part, ...] = ()
 
     def place(self, epoch: int, done: int) -> int:
-        """Return how many samples of the epoch `batches(epoch, done)` passes over before its first batch.
+        """Return the position from which the epoch continues, as the number of its samples that are over.
 
-        They are `done`, or 0, with a warning, if the stream cannot restore its position and begins the epoch again.
+        It is `done`, or 0, with a warning, if the stream cannot restore its position and begins the epoch again.
         """
         if not done or self._steps is not None or keeps_its_place(self._reading.dataset):
             return done
@@ -219,7 +219,10 @@ class Streamed:
         return {"stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}
 
     def count_done(self, done: int) -> int:
-        """Return `done`, the samples of the epoch that are over: a stream's end is known only once it is reached."""
+        """Return `done`, the samples of the epoch that are over, without rounding it up to the epoch's length.
+
+        Other sources round it up if the rest is too small for a step; a stream's end is known only once it is reached.
+        """
         return done  # whether there is more of a stream is known only when it is read on
 
     def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:

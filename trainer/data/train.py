@@ -180,7 +180,7 @@ def _step_agreement(reading: Reading, sum_over_ranks: Callable[[int], int] | Non
 
 
 def _sum_for(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int]:
-    """Return `sum_over_ranks`, or for a single rank a function that returns its number.
+    """Return `sum_over_ranks`; for a single rank, return a function that returns its argument.
 
     Raises BadSettings if there are several ranks and `sum_over_ranks` is None.
     """

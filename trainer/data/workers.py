@@ -181,7 +181,7 @@ def _end(workers: list[_Worker]) -> None:
 class _WorkerSettings(NamedTuple):
     """The settings of a worker process that its parent passes on.
 
-    It is worker `number` of `size`, reads `dataset`, and is a child of the rank with number `rank_pid`. `mask` are the
+    It is worker `number` of `size`, reads `dataset`, and is a child of the rank with the pid `rank_pid`. `mask` are the
     signals that were blocked before the fork, and `of_main_thread` says whether the rank's main thread forked it.
     """
 

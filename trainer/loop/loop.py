@@ -388,9 +388,10 @@ class Loop:
         return (isinstance(every, int) and step % every == 0) or self._is_over()
 
     def _validate(self, *, last: bool = False) -> None:
-        """Validate after this step, once; do nothing without validation data or if `validate_every` is never.
+        """Validate after this step, unless that was done already.
 
-        With `last`, the training ends after it, so everything is saved before, in case validation fails.
+        Do nothing without validation data, or if `validate_every` is never. With `last`, the training ends after it, so
+        everything is saved before, in case validation fails.
         """
         never = self.training.settings.validate_every == "never"
         if never or self.evaluation is None or self.progress.validated == self.progress.step:

@@ -123,7 +123,8 @@ def plain(given: Any) -> Any:
 class StepLosses:
     """Collects the losses of a step's micro-batches, and averages them over all ranks if the step is logged.
 
-    `of_ranks` has, by rank, the `extra` numbers that the ranks passed to the last `take`.
+    With its losses a rank may send other numbers (`extra` of `take`); `of_ranks` has the last ones of each rank, by
+    rank.
     """
 
     def __init__(self, world: World) -> None:

@@ -92,7 +92,7 @@ def steepest(rates: list[float], losses: list[float]) -> float:
 
 
 def _ratio(rate: float | Tensor, first: float | Tensor) -> float:
-    """Return the ratio of a group's rate to that of the first group, or 1.0 if that is 0."""
+    """Return a parameter group's learning rate divided by that of the first group; 1.0 if the latter is 0."""
     return float(rate) / float(first) if float(first) else 1.0
 
 

@@ -78,10 +78,10 @@ class HostPhases:
 class DevicePhases:
     """Measures phases by events in the GPU's stream, which are read only in `take`.
 
-    The host's clock counts for phases in which the GPU does nothing: waiting for data, and checkpoints.
+    The phases in which the GPU does nothing, such as waiting for data and saving, are measured by the host's clock.
     """
 
-    _OF_HOST = ("data", "checkpoint", "other")
+    _OF_HOST = ("data", "checkpoint", "other")  # the phases that the host's clock measures
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self._stream = torch.cuda.current_stream(device)
@@ -119,9 +119,9 @@ class DevicePhases:
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
-        """Return the seconds by phase and by the clock that `take` would return now, and continue counting.
+        """Return the seconds by phase and by the clock since the last `take`, and continue counting.
 
-        Only the host's clock is read.
+        All are by the host's clock, so that this need not wait for the GPU.
         """
         seconds, passed = self._host.so_far()
         return {

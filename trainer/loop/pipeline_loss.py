@@ -94,7 +94,10 @@ class _Shape:
 
 
 class Piped:
-    """Runs batches through a pipeline for a user's loss and metrics functions; all its ranks make the same calls."""
+    """Runs batches through a pipeline for a user's loss and metrics functions.
+
+    All ranks of the pipeline make the same calls.
+    """
 
     def __init__(self, pipeline: "Pipeline") -> None:
         self._pipeline = pipeline

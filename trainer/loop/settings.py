@@ -36,12 +36,12 @@ class Kind:
 
 
 def _whole(least: int) -> Kind:
-    """Return the type of a whole number of at least `least`."""
+    """Describe (as a Kind) a setting that is a whole number of at least `least`."""
     return Kind(f"a whole number of at least {least}", int, lambda value: type(value) is int and value >= least)
 
 
 def _real(*, above: float = -math.inf, least: float = -math.inf, below: float = math.inf) -> Kind:
-    """Return the type of a number greater than `above`, at least `least` and less than `below`."""
+    """Describe (as a Kind) a setting that is a finite number above `above`, at least `least` and below `below`."""
     bound = f"of at least {least:g}" if least > -math.inf else f"above {above:g}"
     bound += f" and below {below:g}" if below < math.inf else ""
     return Kind(
@@ -52,12 +52,12 @@ def _real(*, above: float = -math.inf, least: float = -math.inf, below: float = 
 
 
 def _one_of(*choices: str) -> Kind:
-    """Return the type of one word out of these."""
+    """Describe (as a Kind) a setting that is one of these words."""
     return Kind(f"one of {', '.join(choices)}", str, lambda value: value in choices, choices)
 
 
 def _some_of(*words: str) -> Kind:
-    """Return the type of a tuple of some of these words; its text has commas between them."""
+    """Describe (as a Kind) a setting that is a tuple of some of these words; as text, they are separated by commas."""
     return Kind(
         f"some of {', '.join(words)}",
         _words,
@@ -71,7 +71,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _yes_or_no() -> Kind:
-    """Return the type of a bool."""
+    """Describe (as a Kind) a setting that is a bool."""
     return Kind("true or false", _flag, lambda value: type(value) is bool)
 
 

@@ -175,7 +175,7 @@ class StepSnapshots:
         return self.rank_states.write(step, data)
 
     def save_resized_state(self, loop: Loop, step: int) -> bool:
-        """Save this rank's state of `step` again, under its new number, after the number of ranks has changed.
+        """Save this rank's state of `step` again, under its new rank number, after the number of ranks has changed.
 
         All ranks call it, as the state then also has the losses of ranks that are gone. Returns False if there is no
         memory for it. Raises OSError if launch gave no folder, or earlier files cannot be removed.
@@ -245,9 +245,10 @@ class StepSnapshots:
             self.source = Source.of(loop.checkpointer.subjects)
 
     def keep_part(self) -> None:
-        """Set `part` to this rank's shards of a model that is about to be rebuilt, without copying, and drop `source`.
+        """Set `part` to this rank's shards of a model that is about to be rebuilt, without copying.
 
-        `part` is None if an update is under way or the shards cannot be sent to another rank.
+        `part` becomes None if an update is under way or the shards cannot be sent to another rank. Sets `source`, the
+        tensors that the shards are taken from, to None, so that the rest of the old model is freed.
         """
         self.part = None
         if not self.updating and self.snapshot is not None and self.source is not None:
@@ -272,7 +273,10 @@ class StepSnapshots:
         return RankReport(start, step, rank_states, copy_steps=kept, old_place=self.old_place)
 
     def _start_name(self) -> str:
-        """Return a name for this start of the ranks: the second in the run's first attempt is `a0001.g0002`."""
+        """Return the name of this start of the ranks in the names of state files, such as `a0001.g0002`.
+
+        That is the second start (generation) in the run's first attempt.
+        """
         return f"a{self.launched.attempt:04d}.g{self.launched.generation:04d}"
 
     def _path(self, world: World) -> Path:

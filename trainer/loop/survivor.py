@@ -88,7 +88,7 @@ class Survivor:
 
     @property
     def loads(self) -> bool:
-        """Whether models are rebuilt when ranks meet again, and may load state from a checkpoint or snapshot."""
+        """Whether models are rebuilt when ranks reconnect, and may load state from a checkpoint or snapshot."""
         return self.snapshots.loads
 
     @property
@@ -169,14 +169,17 @@ class Survivor:
         loop.training.say(f"if a rank is killed, all ranks will reload {where}, without a restart")
 
     def save_rank_state(self, loop: Loop) -> None:
-        """Save the state that only this rank has, after the last forward pass of a step."""
+        """Save the state that only this rank has, such as its random generators.
+
+        The loop calls it after the last forward pass of each step.
+        """
         self._save_rank_state(loop, loop.progress.step + 1)
 
     def updating(self) -> None:
-        """Wait for the copies of states and the device's work, then record that the weights belong to no step.
+        """Wait for the device's work and for this step's copies of rank states on other nodes; then begin an update.
 
-        `update_done` ends that. Raises DistNetworkError if connections were cut, so that gradients may lack those of
-        other ranks, and RuntimeError if a rank with a copy is gone.
+        It records that the weights belong to no step, until `update_done`. Raises DistNetworkError if connections were
+        cut, so that gradients may lack those of other ranks, and RuntimeError if a rank with a copy is gone.
         """
         self.snapshots.await_copies()
         self._check_arrived()
@@ -333,7 +336,7 @@ class Survivor:
 
     @property
     def _may_meet(self) -> bool:
-        """Whether this rank can meet the others again.
+        """Whether this rank can reconnect with the other ranks to continue with them.
 
         During an update it cannot, as its weights belong to no step, unless all ranks load saved state.
         """
@@ -391,7 +394,7 @@ class Survivor:
         loop.training.say(f"continues in place after step {loaded.step}, from {where}; {again}{why}")
 
     def _add_verified(self, loop: Loop, step: int) -> None:
-        """Record in the loop's new Checkpointer which checkpoints up to `step` were verified before ranks met again."""
+        """Tell the loop's new Checkpointer which checkpoints up to `step` were verified before ranks reconnected."""
         loop.checkpointer.add_verified({one: finite for one, finite in self.snapshots.verified.items() if one <= step})
 
     def _activate(self, loop: Loop) -> None:

@@ -540,7 +540,7 @@ class Trainer:
 
     @property
     def _validated_loss(self) -> LossFunction | None:
-        """The loss to validate by, or None for a step of the user's own without one."""
+        """The loss function to validate with, or None if there is only the user's own training step."""
         return None if self._step is not None and self._loss is own_loss else self._loss
 
     def _all_callbacks(self, console: Console | None, save_best: Callable[..., None]) -> list[Callback]:

@@ -73,7 +73,7 @@ def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[n
     cannot be called, is chosen.
     """
     if not callable(wanted):
-        _refuse_strangers(module, wanted, setting)
+        _refuse_unmatched(module, wanted, setting)
     found: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
         if name and not any(name.startswith(f"{outer}.") for outer in found) and _fits(name, part, wanted):
@@ -96,17 +96,17 @@ def _fits(name: str, part: nn.Module, wanted: Choice) -> bool:
     return any(type(part).__name__ == pattern or fnmatchcase(name, pattern) for pattern in wanted)
 
 
-def _refuse_strangers(module: nn.Module, wanted: Sequence[str], setting: str) -> None:
+def _refuse_unmatched(module: nn.Module, wanted: Sequence[str], setting: str) -> None:
     """Raise BadSettings, which names `setting`, for patterns in `wanted` that fit no part of the model."""
-    strangers = [
+    unmatched = [
         pattern
         for pattern in wanted
         if not any(_fits(name, part, (pattern,)) for name, part in module.named_modules() if name)
     ]
-    if strangers:
+    if unmatched:
         raise BadSettings(
             f"{setting}: expected names or classes of parts of {type(module).__name__}, "
-            f"got {', '.join(map(repr, sorted(strangers)))}"
+            f"got {', '.join(map(repr, sorted(unmatched)))}"
         )
 
 

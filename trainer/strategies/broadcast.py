@@ -56,7 +56,10 @@ def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _broadcast_together(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Broadcast rank 0's values of these tensors in one message, over `group` (None: the default group)."""
+    """Broadcast rank 0's values of these tensors, of any types, as the bytes of one message.
+
+    It is sent over `group`; None is the default group.
+    """
     message = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
     dist.broadcast(message, src=0, group=group)
     if dist.get_rank() == 0:

@@ -153,11 +153,12 @@ def _try_optimizer(module: nn.Module, make_optimizer: MakeOptimizer) -> Optimize
 class EvaluatedModel:
     """A model for evaluation without training, as this rank has it.
 
-    `module` is the one to call and to load weights into, unless there is a `pipeline`: then batches go through that.
+    Weights are loaded into `module`. Batches are passed to `pipeline` if the model is divided into stages, else to
+    `module`.
     """
 
-    module: nn.Module  # to call, and to load weights into
-    pipeline: "Pipeline | None" = None  # the model is in stages: it is asked through this
+    module: nn.Module
+    pipeline: "Pipeline | None" = None  # None: the model is whole
 
 
 def build_for_evaluation(
@@ -308,13 +309,14 @@ def _cut_into_stages(
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """The division of a model's layers over ranks.
+    """A model whose layers are divided over ranks (tensor parallelism), with the mesh of these ranks.
 
-    `around` returns the context for forward and backward passes.
+    `around` makes a context in which forward and backward passes run: torch's `loss_parallel` if the vocabulary is
+    divided, else one that does nothing.
     """
 
     mesh: "DeviceMesh"
-    around: Callable[[], AbstractContextManager[None]]  # forward and backward passes
+    around: Callable[[], AbstractContextManager[None]]
 
 
 def _divide_layers(

@@ -70,7 +70,7 @@ class _Kind:
 
 @cache
 def _kind(func: Any) -> _Kind:
-    """Return the properties of an operation."""
+    """Return of an operation whether it writes in place, draws random numbers, and reads its arguments' values."""
     name = func.overloadpacket.__name__
     changes_form = torch.Tag.inplace_view in func.tags or "resize" in name
     return _Kind(

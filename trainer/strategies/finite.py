@@ -107,7 +107,7 @@ def step_fused(finite: Tensor, optimizer: Optimizer) -> None:
 
 
 def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
-    """Step an optimizer on a GPU that is not fused; if `finite` is false, with gradients of zero.
+    """Step an optimizer that is not a fused one, on a GPU; if `finite` is false, set all gradients to zero first.
 
     `parameters` are the optimizer's. They stay finite then, while momentum and weight decay still act.
     """

@@ -47,7 +47,7 @@ class Parameters(list[nn.Parameter]):
         return [group for group in ({"params": list(rest)}, *found) if group["params"]]
 
     def _having(self, wanted: str | Rule) -> "Parameters":
-        """Return the parameters that fit the pattern or rule."""
+        """Return the parameters that fit a pattern for names (`*.bias`) or a rule `(name, parameter) -> bool`."""
 
         def fits(name: str, one: nn.Parameter) -> bool:
             """Return whether a parameter fits the pattern or rule."""

@@ -64,7 +64,7 @@ class Pipeline:
     """The stages of a model that this rank has, and its connections to the other stages.
 
     `stages` has this rank's stages by number, and `layers` is the number of layers over all stages. `cut` says how the
-    model was cut. `casting` returns the context of a forward pass's number type. `_holders` has for each parameter the
+    model was cut. `casting` returns the autocast context of a forward pass. `_holders` has for each parameter the
     pipeline ranks with it, and `_in_common` the parameters that stages share, each with their group.
     """
 

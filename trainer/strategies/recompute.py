@@ -84,7 +84,12 @@ def _contexts(block: nn.Module, plain: Callable[[], Contexts]) -> Contexts:
 
 
 class _Repetition(AbstractContextManager[None]):
-    """The context of a repeated forward pass, entered in each backward pass: several times with a retained graph."""
+    """The context in which a block's forward pass is repeated by a backward pass.
+
+    In it the block's buffers are copies of the ones `before` its first forward pass, and the functions that
+    `reporting_repetitions` has registered are told that what runs is a repetition. It is entered several times if the
+    graph is retained.
+    """
 
     def __init__(self, before: Buffers, inner: AbstractContextManager[Any]) -> None:
         self._before, self._inner = before, inner

@@ -82,7 +82,10 @@ def remove_reducer(wrapped: Wrapped) -> None:
 
 
 class _Work:
-    """A function that is passed through DDP as an input, to be called inside its forward pass."""
+    """Marks a function that is passed to a DDP module in place of the model's input.
+
+    `_Replica` then calls it as DDP's forward pass.
+    """
 
     def __init__(self, function: Callable[[nn.Module], Any]) -> None:
         self.function = function
@@ -166,6 +169,6 @@ class _Threads(DataParallel[nn.Module]):
 
 
 def _call(replica: nn.Module, dtype: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
-    """Call one copy of the model with autocast."""
+    """Return the output of a copy of the model, called with autocast to `dtype`, or without autocast if it is None."""
     with autocasting(torch.device("cuda"), dtype):
         return replica(*args, **kwargs)

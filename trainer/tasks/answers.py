@@ -144,7 +144,10 @@ class Answers:
         sync_folder(self._folder.parent)
 
     def _bodies(self, sums: dict[range, float]) -> Iterator[bytes]:
-        """Yield each shard's lines, in order, and put its sum into `sums`. Raises BadSettings if one is incomplete."""
+        """Yield each shard's lines, in order, and put the sum of its samples' values into `sums`.
+
+        The mean in the description is made of these sums. Raises BadSettings if a shard is not complete.
+        """
         for shard in self._job.shards():
             found = self._read(shard)
             if found is None:

@@ -222,9 +222,10 @@ def _status_of(error: LaunchError) -> int:
 
 
 def _asked_part(question: _Question) -> api.Run:
-    """Return the run in the request or, if the query names a role, the part of the run with that role.
+    """Return the run in the request or, if its query has `role`, the part of the run (a folder with records of its own)
+    that belongs to this role.
 
-    Raise BadInput if the run has no such role, or if each rank of the role is a part of its own.
+    Raise BadInput if the run has no such role, or if the role has several parts, one for each of its ranks.
     """
     one, role = _asked_run(question), question.request.query_params.get("role", "")
     parts = api.parts(one, role) if role else [api.Part(one, one.id)]

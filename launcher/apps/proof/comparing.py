@@ -142,5 +142,7 @@ def decides(place: str) -> bool:
 
 
 def named_in(places: Iterable[str], parts: Sequence[str]) -> list[str]:
-    """Return the places in a checkpoint whose path has one of the `parts`."""
+    """Return those of `places`, paths in a checkpoint with parts between slashes, of which one part is among the names
+    in `parts`.
+    """
     return [place for place in places if set(parts) & set(place.split("/"))]

@@ -161,11 +161,12 @@ def prove(
 ) -> Proof:  # fmt: skip
     """Check that a training ends with the same results wherever it is killed, and return the verdict.
 
-    `ref` is a spec file or a run, which is trained once undisturbed and once in each of the `modes` of disturbing it
-    (empty: those that suit the spec). Each mode makes `kills` kills, at steps drawn by `seed` (None: a random one).
-    `steps` limits the training, and only `metrics` are compared (empty: all but rates and times). `tell` prints a line
-    on the progress. If this is interrupted, the active run is cancelled. Runs of an exact proof are removed, unless
-    `keep`. Raise BadInput or Refused, before anything starts, if a proof is impossible.
+    `ref` is a spec file or a run, and `on` the cluster (None: the run's own, or this machine for a spec file). It is
+    trained once undisturbed and once in each of the `modes` of disturbing it (empty: those that suit the spec). Each
+    mode makes `kills` kills, at steps drawn by `seed` (None: a random one). `steps` limits the training, and only
+    `metrics` are compared (empty: all but rates and times). `tell` prints a line on the progress. If this is
+    interrupted, the active run is cancelled. Runs of an exact proof are removed, unless `keep`. Raise BadInput or
+    Refused, before anything starts, if a proof is impossible.
     """
     _refuse_unknown(modes)
     if kills < 1:

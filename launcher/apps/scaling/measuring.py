@@ -55,7 +55,8 @@ def scale(
 ) -> ScalingReport:  # fmt: skip
     """Measure how much faster a training is on more ranks, and on what the other time is spent; return the report.
 
-    Each training has `steps` measured steps, and `rounds` repeats all of them. `strategies` are the ways to parallelise
+    `ref` is a spec file or a run, and `on` the cluster (None: the run's own, or this machine for a spec file). Each
+    training has `steps` measured steps, and `rounds` repeats all of them. `strategies` are the ways to parallelise
     (empty: the spec's own), and `per_node` is the ranks on a node (None: the spec's). `strong` and `weak` choose the
     scalings; by default both are measured. In a spec with roles, the ranks are those of `role`, by default the main
     one. `tell` prints a line on the progress. If this is interrupted, the active run is cancelled. Runs are removed,
@@ -123,10 +124,11 @@ class _Measuring:
         self, wanted: Sequence[Configuration], scalings: Sequence[str], rounds: int, spec: str, *, keep: bool
     ) -> ScalingReport:
         """Measure every configuration in each round, and return the report; `spec` is the spec file as the report names
-        it, and `scalings` are strong, weak or the script's own.
+        it.
 
-        In several rounds, other load on the machines affects all configurations alike. Runs are removed, unless `keep`
-        or if they failed.
+        `scalings` are the kinds of scaling to report: strong, weak, or the only one of a script without the trainer's
+        options. In several rounds, other load on the machines affects all configurations alike. Runs are removed,
+        unless `keep` or if they failed.
         """
         began = time.monotonic()
         many = len(wanted) * rounds

@@ -69,8 +69,9 @@ def _hops(ranks: int, *, tree: bool) -> float:
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """Many fits to resampled measurements, from which a forecast and its uncertainty follow. `misfit` is the relative
-    error of the typical fit, and `noise` a random number for each fit, by which that error is added. `latency_known` is
-    False if one number of ranks gave only the sum of latency and transfer.
+    error of the typical fit, and `noise` a random number for each fit; both multiplied are the relative error by which
+    that fit's forecast is shifted. `latency_known` is False if one number of ranks gave only the sum of latency and
+    transfer.
     """
 
     fits: Sequence[Fit]

@@ -178,7 +178,9 @@ def _html(report: ScalingReport) -> Iterator[str]:
 
 
 def _measured_how(report: ScalingReport) -> str:
-    """Return a sentence on how the training was measured."""
+    """Return two sentences for the report: how many steps of each training were measured, where and in what time, and
+    what the ranges of rates and speed-ups span.
+    """
     rounds = f", {report.rounds} rounds" if report.rounds > 1 else ""
     return (
         f"{report.steps} steps of each training{rounds}, on {report.on}, in {report.took_s:.0f} s. Ranges of rates are "

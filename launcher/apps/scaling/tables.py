@@ -37,8 +37,8 @@ def _row(point: ScaledRun) -> tuple[str, ...]:
 
 
 def volume_rows(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
-    """Return table rows, with the columns of VOLUME_HEADS, of the bytes of a step by formula and those that traces
-    show, one for each strategy and number of ranks.
+    """Return table rows, with the columns of VOLUME_HEADS, of the bytes that ranks send in a step: by formula, and as
+    traces show. There is a row for each strategy and number of ranks.
     """
     some = {(one.strategy, one.ranks): one for one in reversed(points)}
     return [

@@ -144,7 +144,9 @@ class Batcher(Generic[Client]):
                 self._queue.move_to_end(wanted.key, last=False)
 
     def settle(self, batch: Sequence[WantedAnswer[Client]]) -> None:
-        """Forget a batch whose inputs were answered, or never will be."""
+        """Remove a batch from the inputs that are being computed, because they were answered or never will be; equal
+        inputs that come later are computed anew.
+        """
         for wanted in batch:
             self._clients -= len(wanted.clients)
             del self._computed[wanted.key]

@@ -108,7 +108,9 @@ class ReviveTrial:
 
 @dataclass(frozen=True, slots=True)
 class PromoteTrial:
-    """The action to let a trial that was stopped at a rung continue: its run is resumed after attempt `after`."""
+    """The action to let a trial that was stopped at a rung continue: its run is resumed; `after` is the number of the
+    run's last attempt.
+    """
 
     number: int
     after: int

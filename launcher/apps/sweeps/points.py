@@ -48,7 +48,9 @@ def grid(space: Mapping[str, Dimension]) -> list[Point]:
 
 
 def values_of(dimension: Dimension) -> Sequence[Word]:
-    """Return all values of an option; those of a range are in its steps."""
+    """Return all values of an option; for a range, those from its lower bound in steps of `step` (1 if it is not
+    given).
+    """
     if dimension.values:
         return dimension.values
     step = dimension.step or 1

@@ -49,11 +49,14 @@ class Trials(Protocol):
     def start(self, run_id: str, overrides: Sequence[str]) -> None:
         """Start a run with these overrides; do nothing if it was started before.
 
-        Raise NotYet, LaunchError, or BadInput if it can never be started.
+        Raise NotYet if the modules that all runs need are still being imported, LaunchError if the start failed, and
+        BadInput if the run can never be started.
         """
 
     def expect(self, run_id: str) -> None:
-        """Prepare for the run that will be started next, so that it starts sooner."""
+        """Prepare for the run that will be started next, for instance by starting its supervisor in advance, so that it
+        starts sooner.
+        """
 
     def look(self, run_ids: Sequence[str]) -> Mapping[str, TrialRun]:
         """Return {run id: its state}; a run that was never started is left out."""
@@ -118,7 +121,9 @@ class RunsOfTrials:
             say(str(error))  # the run is there: whoever looks at it hands it over
 
     def expect(self, run_id: str) -> None:
-        """Prepare for the run that will be started next, so that it starts sooner."""
+        """Have the cluster start processes in advance for the run that will be started next; do nothing before the
+        first run.
+        """
         if self._readier is not None:
             self._readier.expect(self._root / run_id)
 

@@ -111,7 +111,7 @@ class Door:
     def count(self, connection: "LimitedProtocol") -> bool:
         """Count a connection as the newest without the token, and drop the oldest ones while there are too many.
 
-        Return False if there are still too many: none may be dropped before the data that has arrived on it was read.
+        Return False if there are still too many, because each of them has sent data that was not read yet.
         """
         self.unproved.add(connection, connection.address)
         while self.unproved.are_too_many(connection.address):

@@ -95,8 +95,8 @@ class HotOpener:
         """Return whether the other ranks could stay in their processes if this node's ranks ended now. If not, keep the
         reason, which is recorded together with the restart.
 
-        While ranks are connecting to each other in place, the answer is True for any node but the coordinator's, and
-        has to be checked again afterwards.
+        While ranks are connecting to each other in place, that cannot be found out: the answer is then True for any
+        node but the coordinator's, and the caller has to ask again afterwards.
         """
         if self._starts_in_place:
             return node.index != self._attempt.plan.nodes[0].index
@@ -176,9 +176,11 @@ class HotOpener:
         return "" if unable is None else f", and rank {unable.number} cannot continue with fewer ranks"
 
     def _could_be_more(self, members: Sequence[int], lost: set[int]) -> str:
-        """Return why more nodes than `members` should get ranks now, or "" if there is no reason.
+        """Return why more nodes than `members` should get ranks now, by a restart of all; return "" if there is no
+        reason.
 
-        A reason is that a node is ready which the ranks that survive without `lost` could not take in later.
+        The reason is that another node is ready, and some rank outside of `lost` could not accept additional ranks
+        later, while it trains.
         """
         attempt = self._attempt
         ready = attempt.nodes.usable - lost - {*members}
@@ -229,8 +231,8 @@ class HotOpener:
 
 
 def _who(generation: Generation, members: Sequence[int]) -> str:
-    """Return as text which ranks of `generation`, the old one, are new and which stay if `members` are the nodes of the
-    next one, such as `rank 2 is restarted, the other 3 stay`, with the node that replaced a lost one.
+    """Return a text on the ranks of `generation` if `members` are the nodes of the next one: which ranks are restarted
+    and which keep their processes, such as `rank 2 is restarted, the other 3 stay`, and which node replaces which.
     """
     if len(members) < len(generation.members):
         left = sum(len(generation.of_node(node)) for node in members)

@@ -192,9 +192,9 @@ class Drainer:
             self._refuse(move.node, why or "too few nodes would be left")
 
     def _free(self, nodes: Sequence[KnownNode], why: str) -> bool:
-        """Stop the ranks of `nodes`, for the reason `why`, so that other nodes take their places. If the other ranks
-        cannot stay in their processes, have all ranks save and exit. Return False and stop nothing if too few other
-        nodes remain.
+        """Stop the ranks of `nodes`, for the reason `why`, so that other nodes take their places; return True. If the
+        other ranks cannot stay in their processes, have all ranks save and exit instead. Return False and stop nothing
+        if too few other nodes remain.
         """
         found, indexes = (
             Verdict(Cause.PREEMPTED, why, node=nodes[0].index, planned=True),

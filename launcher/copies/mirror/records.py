@@ -29,7 +29,7 @@ class _OurPlan(msgspec.Struct, frozen=True):
 
 
 def keep_end(attempt: AttemptDir, end: AttemptEnd | None) -> None:
-    """Write how an attempt has ended, unless `end` is None."""
+    """Write the record with which an attempt ends, exit.json, on this machine, unless `end` is None."""
     if end is not None:
         end = msgspec.structs.replace(end, exit_code=_exit_code(end.state, end.cause, end.exit_code))
     renew(attempt.end, end, AttemptEnd)

@@ -113,7 +113,7 @@ class Lease:
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code with which the agent leaves, or None if it has set none."""
+        """Return the exit code that the agent has set for its supervisor before it exits, or None if there is none."""
         return int(self._shared[4]) - 1 if self._shared[4] else None
 
     @exit_code.setter

@@ -112,7 +112,8 @@ def times_of(
 
 
 def _ask(subject: Subject, number: int, only: str = "") -> str:
-    """Write question `number` to the rank's FIFO; return why that is impossible, or "" if it was written.
+    """Ask the rank what it is doing: write `number`, the number of this question, to the FIFO from which its thread
+    reads questions. Return why that is impossible, or "" if it was written.
 
     `only` is a word before the number that restricts the question, such as `times`; "" asks for everything.
     """

@@ -256,7 +256,9 @@ class Preparation:
             raise self.failure
 
     def _note_environment(self) -> None:
-        """Record this machine's and interpreter's facts in a thread of its own, because a disk may hang."""
+        """Write this machine's and interpreter's facts to the attempt's folder, in a thread of its own, because a disk
+        may hang.
+        """
         home = self._home
         file = home.run.environment(home.attempt.number, home.node.index)
         words = (file, home.plan.entry.python, home.environment)

@@ -152,10 +152,11 @@ class Reserve:
         return process.pid
 
     def _why_none(self, environment: Mapping[str, str], before: int) -> str:
-        """Return why no process in reserve can become the rank with this environment.
+        """Return why no process in reserve can become the rank with this environment, or "" if an event has told the
+        reason before.
 
-        `before` is the last generation that asked for a process. If the reserve is empty and was filled in that
-        generation or later, return "": the reason was reported then.
+        `before` is the last generation that asked for a process. An empty reserve that was filled in that generation or
+        later has lost its processes since, and that was reported.
         """
         fitting = [one for one in self._processes if one.can_be(environment)]
         if fitting:
@@ -194,7 +195,7 @@ class Reserve:
             self._note("in_reserve", f"node {node} has process {process.pid} in reserve")
 
     def _ended(self, process: _Process, death: Death) -> None:
-        """Handle the end of a process: if it had become a rank, call its `tell`.
+        """Handle the end of a process: if it had become a rank, report its death to the function that `hand_over` got.
 
         If it was in reserve, report that the node has no reserve if the process exited by itself, as the next one would
         too, or if no further start is allowed in this generation.

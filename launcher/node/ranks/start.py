@@ -36,7 +36,7 @@ class Starter(Protocol):
 
 
 class OrdinaryStarter:
-    """A starter that runs a new interpreter per rank, or the user's command as it is."""
+    """A starter that runs each rank in a new interpreter, which becomes the user's command if the program is one."""
 
     def __init__(
         self,

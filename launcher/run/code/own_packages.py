@@ -95,8 +95,10 @@ def own_folders(project: Path, installed: Sequence[Installed], sites: Collection
 
 
 def _behind_links(folder: Path) -> set[Path]:
-    """Return the folders of the packages to which links to `__init__.py` in this folder lead, or the folder itself if
-    it has no such links.
+    """Return the folders from which the packages in `folder` are really imported: an editable installation may have
+    made a package of links to its files, and then they are where the links to `__init__.py` lead.
+
+    Return `folder` itself if there are no such links.
     """
     linked = {_real(init).parents[1] for init in folder.glob("*/__init__.py") if init.is_symlink()}
     return linked or {folder}

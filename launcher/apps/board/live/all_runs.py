@@ -211,8 +211,8 @@ class AllRuns:
         return [*(one.run for one in due), *new]
 
     def _read_due(self, due: Sequence[api.Run]) -> list[_Looked]:
-        """Read the status of each run in `due` and return it with the run; start to query the clusters of runs that
-        this disk cannot tell of.
+        """Read the status of each run in `due` from this disk, and return it with the run; start to query the cluster
+        of each run whose records here are not enough.
 
         Such a run is shown as this disk has it, until its cluster has answered.
         """

@@ -111,8 +111,8 @@ class MeasuredRuns:
                 self._numbers -= self._kept.pop(key).numbers
 
     def _make_room(self, key: str, renewed: _Kept) -> None:
-        """Count the numbers of the run that was just read, which has the key `key`, and drop the least recently used
-        runs while all together have more than `_MOST_NUMBERS`.
+        """Record how many numbers the run that was just read, which has the key `key`, now has in memory; then drop the
+        least recently used runs while all together have more than `_MOST_NUMBERS`.
         """
         with self._lock:
             if self._kept.get(key) is renewed:

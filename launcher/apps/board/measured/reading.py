@@ -243,7 +243,8 @@ class MeasuredRun:
     def _read(self, *, again: bool) -> None:
         """Read the new lines of all files, in the order of starts.
 
-        With `again`, files are read from their beginning, where lines of earlier starts are expected.
+        Raise _Late if a line belongs to an earlier start than those read before. With `again` files are read from their
+        beginning, and no line is too late.
         """
         streams = [self._reports_of(self._file(path)) for path in self._reports()]
         for key, lines in heapq.merge(*streams, key=lambda part: part[0]):
