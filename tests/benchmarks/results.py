@@ -33,11 +33,12 @@ def benchmark_parser(text, *, pairs=None, seed=False):
 def publish(name: str, table: str, *, write: bool, title: str = "", what: str = "") -> None:
     """Print a benchmark's table, and with `write` replace the benchmark's section of RESULTS.md by it.
 
-    `title` is the section's heading, by default the script's name. `what` is the sentence that says what is measured,
-    by default the first one of the script's docstring.
+    `title` is the section's heading, by default the script's name. `what` is the imperative sentence that says what is
+    measured, by default the first one of the script's docstring.
     """
     what = what or (sys.modules["__main__"].__doc__ or "").partition("\n\n")[0]
-    parts = (f"<!-- {name} -->", f"## {title or f'{name}.py'}", what, circumstances(), f"{table}\n<!-- /{name} -->\n")
+    task = what and f"Task of this script: {what[0].lower()}{what[1:]}"
+    parts = (f"<!-- {name} -->", f"## {title or f'{name}.py'}", task, circumstances(), f"{table}\n<!-- /{name} -->\n")
     section = "\n\n".join(part for part in parts if part)
     print(f"{circumstances()}\n\n{table}", flush=True)
     if write:
