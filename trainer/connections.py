@@ -151,7 +151,7 @@ class Connections:
         return ConnectionCutter(partial(self._cut_on, leave=leave, caller=caller), self._clear_given_up, fd)
 
     def _clear_given_up(self) -> None:
-        """Reset `given_up`, before another group is made."""
+        """Reset `given_up`, which says that ranks are to meet in another group, before that group is made."""
         self.given_up = False
 
     def abort_with_others(self, group: dist.ProcessGroup) -> None:

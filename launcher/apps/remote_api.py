@@ -307,8 +307,8 @@ def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alo
     """Return what has changed in a run, with at most `most` bytes of its events; `known` says how much of its records
     the caller has.
 
-    `is_alone` tells that the answer has no other run's events so far, so that events which do not fit would never be
-    sent.
+    If events are left out, `more` tells the caller to ask again. It is not set if none fits although no other run's
+    events are in the answer (`is_alone`), as the next answer would have none either.
     """
     run = RunDir(one.path)
     settled = status.state.ended  # else what follows from the end is on its way
@@ -468,7 +468,7 @@ def _project(named: str, digest: str) -> Path:
     """Return the source tree with this digest, which was sent before to the folder `named`; raise LaunchError if it is
     not there.
 
-    The folder of runs is set for this process, too, so that it is not inside the code.
+    Before that, set the folder in which this process looks for runs, so that it is not inside the code.
     """
     _runs_root(named)
     tree = kept_trees.tree(folder_of(named) / "projects", digest)

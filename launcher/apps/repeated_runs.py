@@ -54,7 +54,8 @@ class RepeatedJob:
 def job_of(ref: str, *, on: str | None, overrides: Sequence[str]) -> RepeatedJob:
     """Return the job of a spec file or a run called `ref`.
 
-    Its cluster is `on` or, if that is None, the run's own, or `local` for a spec file. Raise BadInput or NoSuchRun.
+    Its cluster is `on` or, if that is None, the run's own, or `local` for a spec file. Raise NoSuchRun if there is no
+    such run, and Refused if its code was deleted.
     """
     file = Path(ref)
     if file.is_file() or file.suffix in (".yaml", ".yml"):

@@ -59,7 +59,9 @@ class Gathering:
 
     @property
     def _awaits(self) -> bool:
-        """Return whether nodes are awaited before the first generation."""
+        """Return whether the first generation still waits for a node: for one of the plan's nodes that is missing and
+        not unfit or, with `_awaits_spares`, for one that has not connected or is not ready.
+        """
         nodes = self._nodes
         if len(nodes.missing) > len(nodes.unfit & nodes.missing):
             return True
@@ -67,7 +69,9 @@ class Gathering:
 
     @property
     def _may_come(self) -> bool:
-        """Return whether a node that is awaited before the first generation can still come."""
+        """Return whether a node that the first generation waits for can still connect or become ready. It waits for all
+        nodes of the plan and, with `_awaits_spares`, for spares.
+        """
         nodes = self._nodes
         if self._awaits_spares:
             return bool(nodes.hopeful or nodes.absent)

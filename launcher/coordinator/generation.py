@@ -266,25 +266,26 @@ class Generation:
         return self._idle == self._live or any(rank.idle and rank.reported for rank in self.of_node(node))
 
     def suspects(self, mono: float) -> list[Rank]:
-        """Return the ranks that are frozen, or by the time `mono` silent for longer than `Silence` allows, the
-        likeliest culprit first.
+        """Return the ranks that may have caused a hang, the likeliest first: those that a signal has stopped, and those
+        silent for longer than the spec allows (`Silence`) at the time `mono`.
 
-        The time limit of a rank that has not reported yet is longer, unless a rank that has reported is silent too.
+        The limit is longer for ranks that have not reported yet, unless a rank that has reported is silent too.
         """
         limit_s = self._silence.limit_s(reported=any(rank.idle and rank.reported for rank in self.ranks))
         found = [rank for rank in self.ranks if rank.live and (rank.frozen or mono - rank.active_at > limit_s)]
         return sorted(found, key=_culprit_key)
 
     def stopped_at(self) -> float:
-        """Return when the first of the live ranks that a signal has stopped was stopped. Return inf if no live rank is
-        stopped, or if all are.
+        """Return when the first of the live ranks that a signal has stopped was stopped.
+
+        Return inf if no live rank is stopped, or if all are, because then no rank waits for them.
         """
         moments = [at for number, at in self._stopped.items() if self.ranks[number].live]
         return min(moments) if 0 < len(moments) < self._live else inf
 
     def active_from(self, mono: float) -> float:
-        """Return when the live rank that is silent for longest was last active; ranks that have reported nothing in
-        this generation do not count. Return `mono` if none has.
+        """Return the earliest time of last activity of the live ranks that have reported something in this generation,
+        since when one of them has been silent; `mono`, the present, if none has reported.
         """
         return min((rank.active_at for rank in self.ranks if rank.live and rank.reported), default=mono)
 

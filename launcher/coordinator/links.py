@@ -170,15 +170,18 @@ class Links:
         return self._attempt.nodes[index].process
 
     def _agents(self, pair: Pair) -> object:
-        """Return the process ids of the agents at both ends of the pair."""
+        """Return the process ids of the agents on both nodes of the pair: a measurement counts only for the agents that
+        made it.
+        """
         return tuple(map(self._agent, pair))
 
     # -- what comes of it
 
     def _conclude(self, links: list[MeasuredLink], found: SlowLinks) -> bool:
-        """Record the measured links and exclude the nodes that `found` shows to be slow, once per wait for nodes.
+        """Record the measured links, and exclude the nodes that `found` shows to be slow, if they can be done without.
 
-        Return True if ranks can start now, and False if a node was excluded.
+        Return True if ranks can start now, and False if a node was excluded. A second call in the same wait for nodes
+        does nothing and returns True.
         """
         if self._told or not links:
             return True

@@ -107,7 +107,9 @@ class KnownNode:
 
     @property
     def hopeful(self) -> bool:
-        """Return True if the node is not usable now but may become so: it has an agent, and may have ranks."""
+        """Return True if the node is not usable now but may become so: its agent is not known to be lost, and it is not
+        excluded from having ranks.
+        """
         return self.link in (Presence.UP, Presence.UNKNOWN) and not self.is_left_out and not self.usable
 
     @property
@@ -227,7 +229,7 @@ class NodeTable:
         _set_membership(self.to_leave, node.index, node.drained or node.leaves != "")
 
     def renew_lease(self, node: KnownNode, mono: float) -> None:
-        """Renew the lease of the node's agent."""
+        """Let the lease of the node's agent run anew from `mono`, as a message from it has arrived."""
         node.heard_at = mono
         self.look_at = min(self.look_at, mono + self._lease_s)
 

@@ -104,7 +104,9 @@ class Opener:
             attempt.ledger.send(index, start)
 
     def _search(self, members: Sequence[KnownNode]) -> Search:
-        """Return where `members` look for checkpoints if each node has a disk of its own."""
+        """Return where the agents of `members` look for checkpoints if each node has a disk of its own, and whether
+        ranks may begin without a checkpoint.
+        """
         attempt = self._attempt
         away = attempt.nodes.away(since=attempt.mono - attempt.rules.gone_after_s)
         all_here = attempt.by_person and all(node.link is Presence.UNKNOWN for node in away)  # these are asked

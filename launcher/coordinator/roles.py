@@ -63,7 +63,7 @@ class Roles:
         ]
 
     def ready(self, name: str) -> None:
-        """Mark a part as ready to be used; parts that start later need not wait for it again."""
+        """Record that a part has become ready, so that the parts that wait for it may start."""
         self._parts[name].is_ready = True
 
     def followed(self) -> list[str]:

@@ -288,11 +288,13 @@ class CoordinatorServer:
             self._write_state_soon()
 
     def _now(self) -> Now:
-        """Return the current moment on all three clocks."""
+        """Return the present moment on three clocks: the monotonic clock, the wall clock and the time since boot."""
         return Now(self._clock.now(), time.time(), boottime())
 
     def _carry_out_all(self, effects: list[Out]) -> None:
-        """Carry out all effects that `CopyHold` does not hold back."""
+        """Carry out all effects, except those that wait until half of the voters have a copy of a failure's or the
+        end's record (`CopyHold`).
+        """
         held_before = self._hold.holds
         for effect in self._hold.pass_on(effects):
             self._carry_out(effect)

@@ -109,8 +109,8 @@ def _loads(nodes: NodeTable, generation: Generation | None) -> Iterator[NodeLoad
 
 
 def _message(standing: Standing, nodes: NodeTable, generation: Generation | None) -> str:
-    """Return the message of the run's status: breakpoints, served addresses or what is under way, and replaced ranks
-    that may still run.
+    """Return the message of the run's status: at which breakpoints ranks wait, else the addresses that they serve, else
+    what is under way; and after it which replaced ranks may still run.
     """
     said = _debugged(generation) or _serving(generation) or standing.message
     return "; ".join(filter(None, (said, _unaccounted(nodes))))

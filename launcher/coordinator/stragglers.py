@@ -41,7 +41,10 @@ class Stragglers:
         self._clocks = dict[int, NodeClock]()
 
     def receive(self, message: messages.Entered) -> None:
-        """Record one rank's answer, and the node's clock if the answer gives it more exactly than before."""
+        """Record when one rank entered its newest collectives, by its node's clock.
+
+        The answer also gives an estimate of that clock's offset, which replaces the one so far if it is more exact.
+        """
         if self._asks and message.number == self._number:
             rank = self._attempt.current.rank_of(message.node, message.rank)
             if rank is not None:

@@ -122,7 +122,9 @@ def _of_found(generation: Generation, suspects: Sequence[Rank], found: HangVerdi
 
 
 def _steps(generation: Generation) -> str:
-    """Return the newest step of the first live ranks as text."""
+    """Return as text the newest step of each live rank, for the first few ranks: `steps by rank: 0: 12, 1: 12, and 6
+    more`.
+    """
     live = [rank for rank in generation.ranks if rank.live]
     known = ", ".join(f"{rank.number}: {'-' if rank.step is None else rank.step}" for rank in live[:_NAMED])
     rest = f", and {len(live) - _NAMED} more" if len(live) > _NAMED else ""

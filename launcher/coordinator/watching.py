@@ -210,8 +210,8 @@ class Watch:
             self._record_rollback(went_back)
 
     def _record_rollback(self, told: messages.WentBack) -> None:
-        """Record, once per generation, to which step ranks went back, and show that until the lost steps are done
-        again.
+        """Record, once per generation, to which step ranks went back, and show that in the run's status until the lost
+        steps are done again.
         """
         attempt, generation = self._attempt, self._attempt.current
         if not generation.went_back:

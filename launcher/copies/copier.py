@@ -93,7 +93,9 @@ class Copier:
             self._working = asyncio.create_task(self._work(node, start, target, before))
 
     def note(self, step: int) -> None:
-        """Record that a rank has committed `step`; repeated reports are harmless."""
+        """Take note that a rank has committed the checkpoint of `step`, so that it is copied; repeated reports are
+        harmless.
+        """
         if self._working is None or step in self._known:
             return
         self._known.add(step)
@@ -157,8 +159,8 @@ class Copier:
                 self._rest.set()
 
     def _next(self, failed: int | None) -> int:
-        """Return the step to copy next: the oldest waiting one except `failed`, the one that has just failed; after
-        `settle` the newest.
+        """Return the step to copy next: the oldest waiting one, but not `failed`, the one that has just failed, if
+        there is another. At the end of a generation, after `settle` was called, the newest goes first.
         """
         if self._ends:
             return max(self._waiting)

@@ -87,7 +87,9 @@ def close_tier(run_dir: Path, attempt: int, node: int | None = None, memory: Pat
 
 
 def owned(memory: Path = MEMORY) -> Iterator[tuple[Owner, Tier]]:
-    """Yield (owner, folder) for all memory folders of this user whose owner is known."""
+    """Yield (owner, folder) for all memory folders of this user in which a record names the owner: the run, and the
+    agent.
+    """
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(memory)):
             found = _NAME.fullmatch(name)

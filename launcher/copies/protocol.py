@@ -130,11 +130,11 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="t"):
 
 
 class Go(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
-    """The message that the content may now be sent."""
+    """The message after which the peer sends the contents that it has offered."""
 
 
 class InPlace(msgspec.Struct, frozen=True, tag="have", tag_field="t"):
-    """The answer to an offer that the peer has this file."""
+    """The answer to the offer of a file: this server's node has the file already, so it need not be sent."""
 
 
 class Fine(msgspec.Struct, frozen=True, tag="fine", tag_field="t"):

@@ -76,8 +76,8 @@ class Agreement:
         await asyncio.shield(session.complete)
 
     def _session(self, generation: int) -> _Session:
-        """Return the session of a generation, a new one for one not asked about before; raise WireError if
-        MOST_SESSIONS others are open.
+        """Return the record (_Session) of a generation's decision and of the members that lack files. Make one for a
+        generation not asked about before; raise WireError if MOST_SESSIONS others are kept.
         """
         if generation not in self._sessions and len(self._sessions) >= MOST_SESSIONS:
             raise WireError(f"it asks of generation {generation}, and others of {MOST_SESSIONS} more")
@@ -181,8 +181,8 @@ class ReplicaServer:
         await link.receive(lambda peer: self._files.receive(put.save, manifest, put.name, receive(peer, put.size)))
 
     def _wanted(self, put: protocol.Put) -> bytes | None:
-        """Return the manifest to which an offered file belongs, or None if this node has the file; raise SaveGone if it
-        lacks the checkpoint.
+        """Return the checkpoint's manifest, against which a file that a peer offers is checked, or None if this node
+        already has the file; raise SaveGone if it lacks the checkpoint.
         """
         manifest = self._files.manifest(put.save)
         file = entry(decode(manifest), put.name)

@@ -1,5 +1,5 @@
 """Choose which links between a pool's hosts are measured at the same time, and turn the measurements into findings.
-Pure functions.
+Pure functions. A way is the measured link from one host to another.
 """
 
 import statistics

@@ -320,8 +320,8 @@ class NodeAgent:
             self._line.send(messages.Ready(self._home.node.index))  # it may have been given up while suspended
 
     def begun(self, rank: int) -> None:
-        """Send the coordinator Leads if the rank that has just been forked is rank 0, because ranks of other nodes wait
-        for it.
+        """Tell the coordinator that rank 0 runs on this node, if the rank that has just been forked (`rank`) is rank 0,
+        because ranks of other nodes wait for it.
         """
         if rank == 0:
             self._line.send_reliably(messages.Leads(self._home.node.index, self._generation))

@@ -365,8 +365,8 @@ class EndOfRank:
         self._pid, self._imported = os.getpid(), dict(sys.modules)
 
     def left_by(self, code: object) -> None:
-        """Keep the exit code that the program gave to sys.exit. Text and numbers too large for an exit code are left to
-        the interpreter.
+        """Keep the exit code that the program gave to sys.exit, for `finish` to end the process with. For text, or a
+        number too large for an exit code, `finish` leaves the end to the interpreter.
         """
         if code is None or (type(code) in (int, bool) and abs(int(code)) < 1 << 31):  # type: ignore[call-overload]
             self.code = int(code or 0)  # type: ignore[call-overload]
@@ -1116,7 +1116,7 @@ def group_of(world: Any, process_group: Any, key: tuple[str, str], entries: Sequ
 
 
 def is_done(entry: dict[str, Any]) -> bool:
-    """Return whether the collective is complete."""
+    """Return whether a collective has completed, by its entry in the flight recorder of torch's process group."""
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
@@ -1156,8 +1156,8 @@ class Supervisor(NamedTuple):
 
 
 def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") -> NoReturn:
-    """Become the run's supervisor that `words` describe, with the descriptors `fds`, by exec; `room` names the run in
-    `/proc`. A child waits to become its agent, and that child's own child is a zygote.
+    """Become the run's supervisor that `words` describe, with the descriptors `fds`, by exec. Before that, fork a child
+    that waits to become its agent, and shows the run in `/proc` by `room`; that child's own child becomes a zygote.
 
     An exec keeps children, so each process has the parent that it would have had without the shared zygote.
     """
@@ -1434,8 +1434,10 @@ class Zygote:
         raise Standby(fd, self._serves, gate)
 
     def _settle_in(self, home: dict[str, Any], modules: Sequence[Any]) -> None:
-        """Begin to serve an agent that did not start this process, with its environment and folder in `home`; exit if
-        this process differs from the one that the agent would have started, or has not imported `modules`.
+        """Begin to serve an agent that did not start this process, with its environment and folder in `home`.
+
+        Exit if other modules than `modules` were imported here, or if imports could have had another result in the
+        agent's environment.
         """
         try:
             settle_in(home)
@@ -1567,7 +1569,9 @@ class Zygote:
                     raise NoFork(f"the preloaded modules have opened {device}")
 
     def _suspects(self) -> str:
-        """Return as text which threads run and which imports started them, or "" if there are none."""
+        """Return as text, for the refusal of a fork, which other threads run here and which imports started some; "" if
+        none is known.
+        """
         threading = sys.modules.get("threading")
         names = [thread.name for thread in threading.enumerate()[1:]] if threading is not None else []
         called = f" ({', '.join(names)})" if names else ""

@@ -80,7 +80,9 @@ class AlikeHosts(NamedTuple):
 
 
 def alike_hosts(plan: Plan) -> list[AlikeHosts]:
-    """Return the run's hosts in order, grouped: roles that follow each other and need the same share form one group."""
+    """Return the run's hosts in order, in groups: the hosts of roles that follow each other form one group if these
+    roles need as many cores and GPUs and as much memory of a host.
+    """
     found: list[AlikeHosts] = []
     own = {one.role for one in (plan, *plan.roles) if one.role == "" or plan.spec.roles[one.role].colocate is None}
     for role in dict.fromkeys(one.role for one in (plan, *plan.roles) if one.role in own):
@@ -157,7 +159,7 @@ def quorum(hosts: int) -> int:
 
 
 def may_take_over(connected: int, hosts: int) -> bool:
-    """Return whether `connected` of the `hosts` may take over without the leader, which needs more than half."""
+    """Return whether `connected` hosts of `hosts` may go on without the leader: only more than half of them may."""
     return 2 * connected > hosts
 
 

@@ -1,5 +1,5 @@
 """Compare runs: spec, arguments, environment, code and results, from records on this machine only. A table is a dict
-from the name of a fact to its value for each run, in the order of the runs.
+from the name of a fact to its value for each run, in the order of the runs; a side is one of the runs with its facts.
 """
 
 import contextlib

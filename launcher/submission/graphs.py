@@ -109,10 +109,10 @@ def _problems(
 def _disk_problems(
     step: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (reason, hint) if a step may not run on the host that has the needed files, because each host has a disk of
-    its own.
+    """Yield (reason, hint) if a step may run on another host than the one with the files that it needs, on a cluster
+    whose hosts have a disk each.
 
-    The step and all steps before it that run on its cluster share one host if each has one node and no spares, and only
+    It runs on the same host as all steps before it on its cluster if each of them has one node and no spares, and only
     one of them needs no other step. `needs` has the steps that each step needs directly, and `wishes` the request of
     each step.
     """

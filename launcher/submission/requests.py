@@ -182,8 +182,8 @@ def read_request(
 def check_on_cluster(wish: Request) -> Request:
     """Return the request, completed by the runs that it waits for, if the cluster offers what it needs; print warnings.
 
-    Its `cluster` is replaced if it has to wait on this machine, as waiting() says. Raise BadInput with all problems if
-    it cannot run.
+    If the run can wait only on this machine, the request's `cluster` becomes one that waits here and then starts the
+    run on the real one. Raise BadInput with all problems if it cannot run.
     """
     machine = wish.cluster.machine(wish.spec)
     problems = spec_problems(wish, machine, _unset(wish))
@@ -295,7 +295,9 @@ def _no_gpus_asked(wish: Request, machine: Machine) -> str:
 
 
 def _no_buddies(wish: Request, machine: Machine) -> str:
-    """Return a warning if `checkpoint.buddy` has no effect on the cluster, else ""."""
+    """Return a warning if `checkpoint.buddy`, second copies of snapshots in another node's memory, has no effect on the
+    cluster, else "".
+    """
     if not (wish.spec.checkpoint.buddy and machine.disks_apart):
         return ""
     return f"checkpoint.buddy does nothing on {wish.on}: its hosts have no disk in common, and keep second copies there"

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Boot, report, wait for the message to begin, supervise, and return the exit code."""
+    """Boot the supervisor and report to its starter that it is up; wait for the message to begin, supervise the run,
+    and return the exit code. A place that needs no standby begins at once.
+    """
     name_this("launch-super")
     path, folder, *words = argv
     module, _, name = path.partition(":")

@@ -120,7 +120,8 @@ class AgentProcess:
         return self.pid
 
     def _started(self, environment: Mapping[str, str], log: int, fds: Sequence[int]) -> int:
-        """Start the process and return its pid; a live child in `place` becomes that process.
+        """Start the process and return its pid; if a prepared child process (`place`) is left and alive, have it become
+        the agent instead.
 
         `log` is the descriptor for its output, `fds` are further descriptors that it inherits.
         """

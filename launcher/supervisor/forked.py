@@ -69,8 +69,9 @@ def _become(argv: Sequence[str], stderr: int, fds: Collection[int]) -> NoReturn:
 
 
 def _shown(argv: Sequence[str], run_dir: Path) -> tuple[int, bytes]:
-    """Return (the address of this process's arguments, the bytes with which these and its first environment, behind
-    them, are to be overwritten); return no bytes if there is too little room.
+    """Return what makes /proc show this forked process with the supervisor's command `argv` and its tag: (the address
+    of this process's arguments, the bytes with which these and its first environment, behind them, are to be
+    overwritten). Return no bytes if there is too little room.
 
     If the last byte of the arguments is no NUL, the kernel shows all up to the first NUL as arguments.
     """

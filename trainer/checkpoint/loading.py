@@ -137,7 +137,7 @@ class Reader:
     def compare(self) -> None:
         """Compare the files that `read` would read with their digests, and change nothing.
 
-        Raises CheckpointDamaged, OSError.
+        Raises CheckpointDamaged if a file differs, and OSError if one cannot be opened.
         """
         trees = {tree.file for name, tree in self.manifest.trees.items() if self._wants(name)}
         for number in sorted(trees | {item.chunk.file for item in self._items}):

@@ -57,7 +57,7 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor]) -> bytes:
 
 
 def from_json(data: bytes, tensor: Callable[[str], Tensor]) -> Any:
-    """Return the value that `to_json` wrote. Raises CheckpointDamaged.
+    """Return the value that `to_json` wrote. Raises CheckpointDamaged for other data.
 
     `tensor` is called with the name of each tensor that the JSON refers to, and returns it.
     """

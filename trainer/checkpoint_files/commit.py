@@ -88,8 +88,9 @@ def prepare(
 ) -> None:
     """Write the manifest and sync all of the draft to disk; files in `away` are on other disks.
 
-    `run_dir` is the run's folder, whose fence is checked too. After an error the draft is removed. Raises Fenced,
-    OSError or CheckpointDamaged.
+    After an error the draft is removed. Raises OSError, CheckpointDamaged if the draft's files are not those of the
+    manifest, or Fenced in place of either if newer processes of the run own the folder. `run_dir` is the run's folder,
+    whose fence is checked too.
     """
     with _discarding_on_error(draft, token, run_dir):
         data = encode(manifest)

@@ -84,7 +84,10 @@ class _Opened:
         self._closing.close()
 
     def read(self, file: int, view: memoryview, at: int) -> None:
-        """Fill `view` from offset `at` of the checkpoint's file with this number. Raises CheckpointDamaged."""
+        """Fill `view` from offset `at` of the checkpoint's file with this number.
+
+        Raises CheckpointDamaged if the bytes cannot be read.
+        """
         with unreadable_is_damaged(self._folder / self.manifest.files[file].name):
             read_exactly(self._files[file], view, at)
 

@@ -91,7 +91,7 @@ def data_name(rank: int) -> str:
 
 
 def is_data_name(name: str) -> bool:
-    """Return whether this is the name of a rank's file."""
+    """Return whether this is the name of a rank's file, such as `rank-00003.data`."""
     found = _DATA.fullmatch(name)
     return found is not None and data_name(int(found[1])) == name
 

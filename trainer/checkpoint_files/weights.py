@@ -94,7 +94,10 @@ class Weights:
             yield piece if wanted == entry.dtype else convert(piece, entry.dtype, wanted)
 
     def _read(self, file: int, view: memoryview, at: int) -> None:
-        """Fill `view` from offset `at` of the file with this number. Raises CheckpointDamaged."""
+        """Fill `view` from offset `at` of the file with this number.
+
+        Raises CheckpointDamaged if the bytes cannot be read.
+        """
         with unreadable_is_damaged(self._folder / self._manifest.files[file].name):
             read_exactly(self._files[file], view, at)
 

@@ -40,7 +40,7 @@ class Canonical:
         )
 
     def read(self, fetchers: Fetchers, epoch: int, _after: int | None) -> Generator[Step, None, None]:
-        """Yield the steps of the epoch from the slot at which `start_fetchers` has started the reader."""
+        """Yield the steps of `epoch` from this rank's reader, which begins at the slot given to `start_fetchers`."""
         for _, step in in_turn(fetchers, repeat(epoch), self._fetching.ahead):
             yield step
 
@@ -137,7 +137,7 @@ class CanonicalReader:
             yield Part(reading.into_batch(items or [self._filler]), len(items))
 
     def _any_item(self) -> Any:
-        """Return the first item of any shard, this rank's own first, or None if all are empty."""
+        """Return the item that fillers are made of: the first of any shard, this rank's own first; None without any."""
         shards = (*self._own, *range(self._reading.dataset.shards))
         return next((item for shard in shards for item in self._opened(shard, range(0))), None)
 

@@ -51,10 +51,10 @@ class EvalData:
             self._source = Indexed(dataset, collate, sharing, fetching, seed=seed, fillers=fillers)
 
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
-        """Yield all batches from sample `start` on; each pass draws the same random numbers.
+        """Yield all batches from sample `start` on; each such pass draws the same random numbers.
 
         Raises BadSettings if a stream is to start later than at its beginning. Raises TrainerError if another pass was
-        begun meanwhile.
+        begun before this one has ended.
         """
         if isinstance(self._source, Streamed):
             if start:

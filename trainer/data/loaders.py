@@ -58,7 +58,7 @@ class LoaderBatches:
         return done
 
     def count_done(self, done: int) -> int:
-        """Return `done`, the number of samples of the epoch that are over."""
+        """Return how many samples of the epoch are over once `done` were used: for a loader the same number."""
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:

@@ -74,7 +74,7 @@ class Shared:
             yield replace(step, state=Place(state=step.state, ended=step.ended))
 
     def saved(self, after: Place | None) -> Any:
-        """Return the position `after` as plain values, or None if it is None."""
+        """Return `after`, the reader's position after a step, as plain values for a checkpoint; None stays None."""
         return after and {"state": after.state, "ended": after.ended}
 
     def loaded(self, saved: Any, _epoch: int, _done: int) -> Place | None:
@@ -122,7 +122,7 @@ class Sharded:
             yield Step((), 0, turns)
 
     def saved(self, after: Turns | None) -> Any:
-        """Return all readers' positions `after` as plain values, or None if it is None."""
+        """Return `after`, all readers' positions after a step, as plain values for a checkpoint; None stays None."""
         if after is None:
             return None
         readers = [{"epoch": place.epoch, "done": place.done, "state": place.state} for place in after.places]
@@ -267,7 +267,11 @@ class Streamed:
 
 
 def _kind(dataset: Any) -> Callable[[Reading, Fetching], Steps]:
-    """Return the class of Steps for this data set: Canonical, Sharded or Shared."""
+    """Return the class of Steps for this data set.
+
+    It is Canonical if the data set has a fixed number of shards, Sharded if it shards itself over ranks and workers,
+    else Shared.
+    """
     if has_shards(dataset):
         return Canonical
     return Sharded if shards_itself(dataset) else Shared

@@ -68,7 +68,7 @@ def refuse_wrong_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def _user_classes(callback: object) -> list[type]:
-    """Return the callback's class and its base classes, without those of the trainer package."""
+    """Return the callback's class and its base classes; those of the trainer package need no check and are left out."""
     return [kind for kind in type(callback).__mro__ if kind.__module__.partition(".")[0] != "trainer"]
 
 

@@ -29,7 +29,7 @@ class Collecting(Callback):
             gc.collect()
 
     def on_end(self, training: Training) -> None:  # noqa: ARG002 - a hook
-        """End the exemption of objects, and turn automatic collection on again if it was on before `on_start`."""
+        """Let all objects be collected again, and turn automatic collection on if it was on before `on_start`."""
         gc.unfreeze()
         if self._was_on:
             gc.enable()

@@ -148,9 +148,10 @@ class Loop:
             self.callbacks.on_end(self.training)
 
     def _train(self) -> bool:
-        """Train until the end, a stop, or a spike that sends the training back; return False only at the end.
+        """Train until the end and return False, or until something ends the training early and return True.
 
-        After a stop everything is saved.
+        That is a stop, after which everything is saved, or a spike of the loss that sends the training back to a
+        checkpoint.
         """
         self.phases.lap("other")
         self.phases.take()  # loading, and what else comes before the first step, is no time of a step

@@ -49,7 +49,7 @@ def _is_first_start(launched: Launched) -> bool:
 
 
 class Given:
-    """The settings that decide the training's numbers, as text by name, saved in each checkpoint.
+    """The settings on which a training's results depend, as text by name, saved in each checkpoint.
 
     Loading a checkpoint fills `changes` with a sentence for each setting that has another value now.
     """
@@ -80,7 +80,7 @@ class Given:
     def _keeps(self, name: str) -> bool:
         """Return whether the checkpoint's value of the setting `name` is used in place of the present one.
 
-        That is so for options of optimizers and schedules, unless `hyperparameters` is `given`.
+        That is so for options of optimizers and schedules, unless the setting `hyperparameters` has the value "given".
         """
         return name.startswith(OF_CHECKPOINT) and not self._takes_new
 

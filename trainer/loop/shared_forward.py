@@ -39,7 +39,7 @@ class SharedForward:
         self._number = 0
 
     def next_function(self) -> None:
-        """Begin with the next function on the same batch, whose first pass may reuse the first of earlier functions."""
+        """Begin with the next function on the same batch; it is offered the outputs of earlier functions, in order."""
         self._number = 0
 
     def take(self, forward: Any, *args: Any, **named: Any) -> Any:
@@ -83,7 +83,7 @@ def marks_of(value: Any) -> list[Any]:
 
 
 def _mark(leaf: Any) -> Any:
-    """Return a value that changes whenever this leaf of a tree may have changed."""
+    """Return a value that changes whenever `leaf`, a tensor or another argument of a pass, may have changed."""
     if not isinstance(leaf, Tensor):
         return leaf if isinstance(leaf, (int, float, str, bool, type(None))) else id(leaf)
     if hasattr(leaf, "to_local"):

@@ -75,7 +75,10 @@ class Stragglers:
         )
 
     def _slow_rank(self, line: Mapping[str, Any], step_s: float) -> int:
-        """Return the slow rank of this line, or -1 if there is none; `step_s` is the duration of a step."""
+        """Return the rank that this line of metrics shows to be slow, as the class defines it, or -1 if none is.
+
+        `step_s` is the duration of a step.
+        """
         if "slowest_rank" not in line:
             return -1
         own = line["own_seconds"]

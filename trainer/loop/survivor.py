@@ -203,7 +203,7 @@ class Survivor:
         self.snapshots.updating = False
 
     def before_save(self, loop: Loop) -> None:
-        """Seed the random generators again if the ranks have changed, before the step is saved to disk."""
+        """Seed the random generators again before a save to disk, if the number of ranks changes after this step."""
         if self.snapshots.resized:
             reseed_generators(loop)
             self.snapshots.resized = False
@@ -408,7 +408,7 @@ class Survivor:
 def _is_about_lost_rank(error: Exception) -> bool:
     """Return whether the error is about a lost rank, or was raised while such an error was handled.
 
-    Once launch has sent its message, any error counts. Other errors are the user's.
+    After launch has sent this rank the message to reconnect, any error counts. Other errors are the user's.
     """
     chain = _chain_of(error)
     return not any(CANNOT in str(one) for one in chain) and (

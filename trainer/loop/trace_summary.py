@@ -174,9 +174,10 @@ def _collective(call: Mapping[str, Any], shown: Sequence[Span], phase: str) -> C
 
 
 def _middle(spans: Sequence[Span], call: Mapping[str, Any]) -> float:
-    """Return the time in the middle of the longest of `spans`, in which a rank only waited for a collective.
+    """Return a time that shows in which phase of the step a collective was, from its trace event `call`.
 
-    If there is none, it is the middle of the collective's own trace event (`call`).
+    It is the middle of the longest of `spans`, in which the rank only waited for it, or without spans that of the
+    event.
     """
     begin, end = max(spans, key=lambda one: one[1] - one[0], default=_span(call))
     return (begin + end) / 2

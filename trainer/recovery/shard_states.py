@@ -140,9 +140,10 @@ class Source:
         return cls(weights, optimizers)
 
     def part(self, snapshot: Snapshot) -> ShardState:
-        """Return this rank's state without copying anything. Raises CannotHandOver.
+        """Return this rank's state without copying anything.
 
-        `snapshot` is the shared state of the same step.
+        `snapshot` is the shared state of the same step. Raises CannotHandOver if an optimizer's tensor is not sharded
+        like its parameter.
         """
         states = {
             key: {

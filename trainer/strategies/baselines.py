@@ -55,7 +55,10 @@ def _number(kind: str, asked: str) -> int | None:
 
 
 def _asked(environ: Mapping[str, str]) -> str:
-    """Return the value of TRAINER_BASELINE, or "". Raises BadSettings for an invalid value."""
+    """Return the value of TRAINER_BASELINE, which is `master`, `dp=N`, `mp=N` or, if it is not set, "".
+
+    Raises BadSettings for any other value.
+    """
     asked = environ.get(VARIABLE, "")
     if asked in ("", _MASTER) or _number(_GPUS, asked) or _number(_DEVICES, asked):
         return asked

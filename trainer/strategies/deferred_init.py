@@ -135,7 +135,10 @@ class _DeferredInit(TorchDispatchMode):
         return {identity for identity, held in self._memory.items() if not held.expired()}
 
     def give_up(self) -> None:
-        """Raise WeightsWanted; model code may catch it, so `was_wanted` is set as well."""
+        """Set `was_wanted` and raise WeightsWanted, because code depends on a weight that was not initialised.
+
+        `was_wanted` stays set if the model's code catches the exception.
+        """
         self.was_wanted = True
         raise WeightsWanted
 
@@ -237,7 +240,7 @@ def _kept(module: nn.Module) -> list[Tensor]:
 
 
 def _is_fresh(tensor: object) -> bool:
-    """Return whether the value is a CPU tensor in torch's own memory; that of a NumPy array is not resizable."""
+    """Return whether this is a plain CPU tensor that owns its memory, and does not share that of a NumPy array."""
     plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
     return (
         plain

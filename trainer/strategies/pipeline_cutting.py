@@ -65,13 +65,14 @@ _IN_WORDS = {BY_LAYERS: "by layers", BY_TIME: "by measured time"}
 
 @dataclass(frozen=True, slots=True)
 class SavedCut:
-    """A cut that earlier processes of the training saved.
+    """A cut that an earlier process of the same training saved, for later ones to use again.
 
-    `begins` are the parts with which stages begin, except the first stage. `seconds` are each stage's times (empty:
-    unknown), and `otherwise` is the slowest stage's share of them, had the model been cut by layers.
+    `begins` has the first part of each stage but the first. `seconds` are the measured times of the stages, and
+    `otherwise` is the part of the whole time, from 0 to 1, that the slowest stage would take if the model were cut by
+    layers.
     """
 
-    begins: list[str]  # these three as in Cut
+    begins: list[str]  # names of parts
     seconds: tuple[float, ...] = ()  # empty: unknown
     otherwise: float | None = None
 
@@ -85,7 +86,10 @@ class Sample:
 
 
 class Cuts(Protocol):
-    """The interface by which a cut by time is measured and saved; all ranks make the same calls."""
+    """The interface by which a cut by time gets saved cuts and a sample, and saves its result.
+
+    All ranks make the same calls.
+    """
 
     def kept(self) -> list[SavedCut]:
         """Return the cuts saved before, the same on all ranks; the first that fits is used."""

@@ -64,7 +64,7 @@ def unsaved_buffers(module: nn.Module) -> list[Tensor]:
 
 
 def with_first_weights(module: nn.Module, world: World, *, deferred: bool = False) -> Wrapped:
-    """Give all ranks rank 0's weights, and return the module as a Wrapped without a wrapper; all ranks call it.
+    """Give all ranks rank 0's weights, and return the module as a Wrapped that calls it directly; all ranks call it.
 
     With `deferred` nothing is sent, as the weights are still to be loaded. Gradients are reduced elsewhere, so any part
     of the model may be called separately.
@@ -132,7 +132,7 @@ class _Replica(DistributedDataParallel):
         return answer
 
     def _run_ddp_forward(self, *inputs: Any, **named: Any) -> Any:
-        """Call the function if the input is a _Work, else run DDP's forward pass."""
+        """Call the function that `do` has passed as the input (in a _Work), else run DDP's forward pass."""
         if len(inputs) == 1 and isinstance(inputs[0], _Work):
             with self._inside_ddp_forward():
                 return inputs[0].function(self.module)

@@ -84,8 +84,8 @@ def _shard_parts(
 ) -> tuple[FSDPModule, Sequence[nn.Module]]:
     """Shard the module, each of `units` separately; return the root, and the parts that are sharded separately.
 
-    `reshard`: parameters are dropped after the forward pass and gathered again. `gives_fp32`: outputs are fp32 in low
-    precision too.
+    `reshard`: parameters are dropped after the forward pass and gathered again. `gives_fp32`: the module's output is
+    fp32, even if it computes in a lower precision.
     """
     mesh = mesh[tuple(name for name in mesh.mesh_dim_names or () if name in (COPIES, SHARDED))]
     policy = _policy(module, low_dtype(settings.precision))

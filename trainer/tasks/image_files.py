@@ -126,7 +126,10 @@ class PickledArray(Built):
 
 
 class _Type(Built):
-    """A NumPy type, given by its name; the byte order is ignored, as only bytes are read."""
+    """A NumPy type as a pickle describes it, of which only the name is used.
+
+    The byte order is ignored, because arrays of single bytes have none.
+    """
 
     def __init__(self, name: object) -> None:
         self.name = name

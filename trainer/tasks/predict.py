@@ -287,7 +287,7 @@ def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: 
 
 
 def _on_its_mesh(world: World, settings: Settings) -> World:
-    """Return the world with its mesh. Raises BadSettings if the number of ranks does not fit."""
+    """Return the world with the mesh of the training's settings. Raises BadSettings if it does not fit the world."""
     try:
         return on_mesh(world, settings.mesh)
     except BadSettings as error:
@@ -348,7 +348,7 @@ def _whole_values(asked: EvaluatedModel, device: torch.device) -> Iterator[tuple
 
 
 def _whole(value: Tensor, device: torch.device) -> Tensor:
-    """Return the whole tensor, gathered on the device; all ranks call it."""
+    """Return a tensor, which may be divided over ranks, as a whole, gathered on the device; all ranks call it."""
     if not isinstance(value, DTensor):
         return value
     there: Any = value.to(device)

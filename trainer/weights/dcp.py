@@ -153,7 +153,10 @@ def _described(name: str, tensor: dict[str, Any], places: dict[tuple[str, tuple[
 
 
 def _place(name: str, stored: object) -> tuple[str, int, int]:
-    """Return (file, offset, length) of a part of tensor `name`, from its record in the metadata. Raises NotPlain."""
+    """Return (file, offset, length) of a part of tensor `name`, from its record in the metadata.
+
+    Raises NotPlain if the record is not as torch writes it, names a file in another folder, or is of a compressed part.
+    """
     fields = expect(dict, _state(stored, _STORAGE))
     file, at, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
     if fields.get("transform_descriptors"):

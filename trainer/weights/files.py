@@ -51,7 +51,7 @@ def open_safetensors(path: Path) -> Source:
         raise TrainerError(f"{path}: is not a complete safetensors file: {error}") from error
 
     def tensor(name: str) -> Tensor:
-        """Return one tensor. Raises TrainerError."""
+        """Return one tensor. Raises TrainerError if it cannot be read."""
         try:
             found: Tensor = file.get_tensor(name)
         except Exception as error:  # of a type that torch has not, or of a damaged file

@@ -447,7 +447,7 @@ def _code(question: _Question) -> dict[str, object]:
 def _act(question: _Question) -> ActionReport:
     """Take an action on the run in the request (cancel, resume, tag, note), and return its result.
 
-    Raise NoSuchRun or BadInput.
+    Raise NoSuchRun if there is no such run or action, and BadInput if the request's body is malformed.
     """
     verb = question.request.path_params["verb"]
     if verb not in ACTIONS:

@@ -94,7 +94,9 @@ def _seconds_of(parts: StepParts, kind: str) -> float:
 
 
 def _sentence(point: ScaledRun) -> str:
-    """Return the sentence on a point that was compared with its base."""
+    """Return the sentence on a point that was compared with its base: its speed-up, and the largest losses by kind of
+    work.
+    """
     speedup = point.speedup
     assert speedup is not None  # noqa: S101 - it has just been set
     beside = "one" if point.base == 1 else f"{point.base}"
@@ -124,7 +126,7 @@ def _share(point: ScaledRun, kind: str) -> str:
 
 
 def _alone(point: ScaledRun) -> str:
-    """Return the sentence on a base, with which other points are compared."""
+    """Return the sentence about a base, the point with which others are compared: what its step's time was spent on."""
     if point.parts is None or not point.step_s:
         return f"{_ranks(point)}: what all others are compared with"
     shares = {kind: _seconds_of(point.parts, kind) / point.step_s for kind in KINDS}

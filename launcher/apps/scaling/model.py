@@ -165,8 +165,10 @@ def _is_tree(observed: Sequence[Observed]) -> bool | None:
 
 
 def _rows(talks: Sequence[tuple[int, float]], *, tree: bool) -> list[tuple[float, float, float]]:
-    """Return (hops, transfers, seconds) for each measurement in `talks`, (number of ranks, seconds of communication):
-    the factors of latency and transfer time, and the sum of both times.
+    """Return (hops, transfers, seconds) for each measurement in `talks`, (number of ranks, seconds of communication).
+
+    In the model, an all-reduce takes hops times the latency of a message plus transfers times the time to send the
+    gradients once; `seconds` is what it took.
     """
     return [(_hops(n, tree=tree), 2 * (n - 1) / n, talk) for n, talk in talks]
 

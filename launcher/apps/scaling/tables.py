@@ -52,7 +52,9 @@ def volume_rows(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
 
 
 def volume_note(points: Sequence[ScaledRun]) -> str:
-    """Return the heading of the table of `volume_rows`, or "" if that is empty."""
+    """Return the heading of the table that `volume_rows` makes of the bytes sent in a step, or "" if that table is
+    empty.
+    """
     model = next((one.volume.model_bytes for one in points if one.volume is not None), 0.0)
     return f"bytes of a step, where n ranks train P = {_size(model)} of parameters:" if model else ""
 

@@ -311,7 +311,8 @@ class Engine:
             self.free(worker)
 
     async def _watch(self) -> None:
-        """Load a newer preferred checkpoint whenever there is one.
+        """Look again and again for the checkpoint to serve, the newest or the best one, and if that is another than
+        now, start a group of workers with it, which takes over.
 
         A checkpoint that cannot be loaded is tried once.
         """

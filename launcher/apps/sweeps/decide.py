@@ -1,6 +1,7 @@
 """Choose the next actions of a sweep from the state of each trial and its run. A trial is open until its result is
 recorded in Optuna. With successive halving, trials are compared at certain steps, called rungs, and only the best
-continue. Pure; an action is returned until the trials show that it was done.
+continue. The aim (Aim) is the sweep's settings and the user's orders as they are now. Pure; an action is returned until
+the trials show that it was done.
 """
 
 import math

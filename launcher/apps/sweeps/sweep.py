@@ -100,9 +100,10 @@ def _need_optuna() -> None:
 def _settled(
     options: SweepOptions, spec: Request, file: Path, overrides: tuple[str, ...]
 ) -> tuple[SweepOptions, tuple[Point, ...] | None]:
-    """Return (the options of the sweep with conditions on fixed values resolved, all points of a grid or a file).
+    """Return (the options of the sweep, all points of a grid or a file; None if Optuna chooses the points).
 
-    The points are None if Optuna chooses them.
+    In these options no dimension depends (`when`) on an option that the spec or an override fixes: it is always or
+    never chosen.
     """
     if options.search not in SEARCHES:
         points = points_in(Path(spec.project.path) / options.search)[: options.trials]

@@ -185,8 +185,9 @@ class RunsOfTrials:
         )
 
     def _import_early(self, wish: Request, named: RunId) -> bool:
-        """Start to import the modules that the run `named` needs, if that has not begun; return whether they have been
-        imported.
+        """Have a process import in advance what the run `named` needs, which forks the ranks of this and later trials.
+
+        Return False while the imports are under way, else True; on some clusters nothing is imported in advance.
         """
         self._readier = wish.cluster
         return self._readier.warm_up(plan_of(wish, named, self._root / named, 0.0), self._sweep.path)

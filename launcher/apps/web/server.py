@@ -199,7 +199,9 @@ class LimitedProtocol(HttpToolsProtocol):
             return True
 
     def close_unused(self, _: object) -> None:
-        """Close the socket if the event loop has not taken it."""
+        """Close the socket if the event loop has not opened the connection, as when its time ran out or it was
+        cancelled.
+        """
         if not self.is_open:
             self._peer.close()
 
@@ -306,7 +308,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._asking = None if in_s is None else self.loop.call_later(in_s, self._late, in_s)
 
     def _late(self, in_s: float) -> None:
-        """Drop the connection; if this server has paused reading, start the time limit again."""
+        """Drop the connection, as its time limit of `in_s` seconds has passed; if this server has paused reading, start
+        the time limit again.
+        """
         if self.flow.read_paused:  # by us: it may have sent all of it
             self._expect(in_s)
         else:

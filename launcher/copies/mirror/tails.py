@@ -62,7 +62,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts_of(found: Iterable[Tail]) -> tuple[Part, ...]:
-    """Return the list of parts (name, offset, size) that is sent before the content of these pieces."""
+    """Return (name, offset, size) of each piece of a file in `found`: the list that is sent before their contents."""
     return tuple(Part(one.name, one.at, len(one.content)) for one in found)
 
 

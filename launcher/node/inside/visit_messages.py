@@ -90,7 +90,7 @@ FromVisitor = Given | InputEnds | Resized | Signalled
 
 
 class Output(msgspec.Struct, frozen=True, tag="said"):
-    """Output of the command, from its stdout, or with `err` from its stderr."""
+    """Output of the command that a visitor runs beside a rank, from its stdout, or with `err` from its stderr."""
 
     data: _Bytes
     err: bool = False  # from stderr, not stdout

@@ -84,7 +84,7 @@ class Home:
 
 
 class Listener(Protocol):
-    """Callbacks about what ranks do."""
+    """Callbacks of the agent, which the group of ranks calls when a rank starts, reports or ends."""
 
     def begun(self, rank: int) -> None:
         """Called when the process of the rank with this number has been started."""

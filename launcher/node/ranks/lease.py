@@ -118,7 +118,7 @@ class Lease:
 
     @exit_code.setter
     def exit_code(self, code: int) -> None:
-        """Set the exit code with which the agent leaves."""
+        """Set the exit code with which the agent leaves, for a supervisor that is not the agent's parent."""
         self._shared[4] = code + 1
 
     @property

@@ -324,7 +324,7 @@ class Preparation:
         return None
 
     def _decline(self) -> None:
-        """Close the connection to the offered zygote, which ends it."""
+        """Close the connection to the zygote that came with this agent, if it was not taken into use; that ends it."""
         if self._offered is not None:
             os.close(self._offered.fd)
             self._offered = None

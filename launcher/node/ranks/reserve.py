@@ -187,8 +187,8 @@ class Reserve:
         self._on_report(process)  # what it said before that was known
 
     def _on_report(self, process: _Process) -> None:
-        """Report that the process is ready, once it has reported itself that it waits to become a rank; do so only
-        once.
+        """Send the coordinator the event that a process is ready, once the process has reported that it waits to become
+        a rank; do so only once.
         """
         if process.progress.waits and process.pid and not process.ended and not process.told:
             process.told, node = True, self._home.node.index

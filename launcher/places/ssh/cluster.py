@@ -68,7 +68,7 @@ class SshCluster(Place):
         return f"{folders.pop()}/runs"
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Release the held run on its hosts."""
+        """Let a run start, on its hosts, that was submitted to be held."""
         release(run, attempt)
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:

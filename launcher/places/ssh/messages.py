@@ -130,7 +130,7 @@ class RunReport(msgspec.Struct, frozen=True):
     end: AttemptEnd | None = None
     roles: tuple[RoleReport, ...] = ()  # beside the main one
     files: tuple[Part, ...] = ()
-    more: bool = False  # events than fit into this answer
+    more: bool = False  # there are more events than fit into this answer
     supervised: bool = True  # its supervisor is there
     stale: bool = False  # its coordinator has been silent for a while: the message has the time
 
@@ -192,7 +192,7 @@ class TakeFile(OfCheckpoints, frozen=True, tag="put"):
 
 
 class Release(OfRun, frozen=True, tag="release"):
-    """Release a held run. → None"""
+    """Let a run start that was submitted to be held. → None"""
 
 
 class Cancel(OfRun, frozen=True, tag="cancel"):

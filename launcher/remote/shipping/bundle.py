@@ -60,7 +60,9 @@ def _archive(tag: str) -> bytes:
 
 
 def _files(tag: str) -> Iterator[tuple[str, Path]]:
-    """Yield (name in the bundle, path) of each file; compiled packages are included if the tag is this machine's."""
+    """Yield (name in the bundle, path) of each file; compiled packages are included if `tag`, that of the machines for
+    which the bundle is, equals this machine's.
+    """
     for pattern in _OURS:
         for path in sorted(_ROOT.glob(pattern)):
             if "shipped_files" not in path.parts:

@@ -125,7 +125,7 @@ def _is_compiled(folder: Path, sites: Collection[Path]) -> bool:
 
 
 def usable(folders: Sequence[str], files: Collection[str]) -> tuple[str, ...]:
-    """Return those of `folders` from which some of the frozen `files` can be imported, and none of which hides a module
+    """Return those of `folders` from which some of the frozen `files` can be imported, without any that hides a module
     of the standard library.
     """
     return tuple(folder for folder in folders if (names := _modules_in(folder, files)) and not _hidden(names))

@@ -149,7 +149,9 @@ class AllRuns:
             self._ask_for_files(key, known.run)
 
     def _ask_for_files(self, key: str, one: api.Run) -> None:
-        """Start to fetch a run's files, unless that is under way; `key` identifies the query."""
+        """Start to fetch a run's files from another machine in a thread, unless the fetch `key`, one for each run, is
+        under way.
+        """
 
         def renewed() -> list[RunStatus]:
             """Fetch the run's files and return its status."""

@@ -280,7 +280,8 @@ class MeasuredRun:
         """Return whether the start `key`, (attempt, generation), comes after all that were read from source `which` (0:
         the agents' reports, 1: the trainer's files).
 
-        Raise _Late if it comes before one of them, unless `again`.
+        If it comes before one of them, raise _Late, so that all files are read again in order, unless this is `again`
+        such a reading.
         """
         newest = self._newest.get(which, (-1, 0))
         if key < newest and not again:

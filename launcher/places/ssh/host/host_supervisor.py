@@ -291,7 +291,9 @@ class QueueWatch:
             send_end_to_others(self._supervisor)
 
     def _ask(self) -> None:
-        """Ask the leader for its state, and follow it."""
+        """Ask the leader for its state, and begin or wait as it says; if it is lost, look for another one. On the host
+        that leads, check instead that it may still lead.
+        """
         supervisor = self._supervisor
         if supervisor.leads:
             if supervisor.ready.gpus is None:  # else it is looked at before all begin

@@ -77,7 +77,8 @@ class LateMessages(Strategy):
 
 
 def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | None = None) -> None:
-    """Send the message `word` to all hosts; return once each was informed or must have given the run up by itself.
+    """Send the message `word` (`cancel` or `end`) to all hosts; return once each was informed or must have given the
+    run up by itself.
 
     `patience` has the time limits; None means the usual ones.
     """

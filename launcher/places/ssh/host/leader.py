@@ -260,8 +260,8 @@ class Leader:
 
 
 def exclude_lost_hosts(supervisor: SupervisorState) -> None:
-    """Exclude hosts whose disks ended generations, or which are unfit, from the next attempt, even one that a user
-    opens.
+    """Exclude hosts from the next attempt, even one that a user opens, if a failure of their disk ended a generation of
+    this attempt or if they are unfit.
 
     This host, which leads as long as it is up, is excluded only if it is unfit; then a user has to act.
     """

@@ -56,12 +56,14 @@ def is_held(run: RunDir) -> bool:
 
 
 def host_index_file(attempt: AttemptDir, *, apart: bool) -> Path:
-    """Return the path of this host's `HostIndex` record; unless the disks are `apart`, its name contains the host's."""
+    """Return the path of the record of this host's node number and GPUs in the attempt (`HostIndex`); unless the disks
+    are `apart`, its name contains the host's.
+    """
     return attempt.host_index if apart else attempt.path / f"seat-{hashlib.sha256(_own_name()).hexdigest()[:16]}.json"
 
 
 def taken(attempt: AttemptDir) -> HostIndex | None:
-    """Return this host's `HostIndex` in the attempt, or None if it cannot be read."""
+    """Return the record of this host's node number and GPUs in the attempt, or None if it cannot be read."""
     return readable(host_index_file(attempt, apart=True), HostIndex) or readable(
         host_index_file(attempt, apart=False), HostIndex
     )

@@ -176,7 +176,7 @@ def _is_of(line: bytes, attempt: int) -> bool:
 
 
 def _disks(opening: Open) -> _Disks:
-    """Return which hosts should see which disk."""
+    """Return the part of the attempt's plan that shows which hosts share a disk."""
     return decoder_of(_Disks).decode(opening.plan)
 
 

@@ -259,7 +259,7 @@ class RecordReplicator:
         return [number for number, names in self._sent.items() if "end" not in names]
 
     def _work(self) -> None:
-        """Send when the event is set and at intervals until closed."""
+        """Call `send` at intervals, and at once when new records are due, until closed."""
         self._records_due.wait(self._every_s)
         while not self._over:
             self.send()

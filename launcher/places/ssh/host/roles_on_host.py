@@ -70,7 +70,9 @@ class RolesOnHost:
             agent.start()
 
     def _let_leave(self, name: str, here: _Here) -> None:
-        """End the agents of an attempt that has ended, if they have not exited within the grace period of its ranks."""
+        """End the agents in `here`, those of an ended attempt of the role `name`, if they have not exited within the
+        grace period of its ranks.
+        """
         if here.sure_at is None:
             here.sure_at = time.monotonic() + here.plan.spec.recovery.grace_s + SURE_S
         if all(agent.pid is None for agent in here.agents) or time.monotonic() >= here.sure_at:

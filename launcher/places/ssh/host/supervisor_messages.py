@@ -68,7 +68,9 @@ class Prepare(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
 
 
 class Commit(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
-    """Tell the host to begin, as all hosts have prepared; or, without `by_all`, to release its slots."""
+    """Tell a host that has prepared to begin, as all hosts have prepared; or, without `by_all`, that it may release its
+    slots again.
+    """
 
     attempt: Number
     by_all: bool

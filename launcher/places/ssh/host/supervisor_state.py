@@ -337,7 +337,7 @@ class SupervisorState:
             has_slots=self.ready.gpus is not None,
             told=self.ready.told,
             began=self.ready.began,
-            leads=not self.ballot.leaderless and self._leads_or_has_left(),
+            leads=not self.ballot.leaderless and self._leads_now(),
             leaderless=self.ballot.leaderless,
             accepted=voter.newest.attempt if apart else self.attempt.number,
             settled=voter.settled or not apart,
@@ -493,8 +493,10 @@ class SupervisorState:
         names = [node.host for node in self.plan.nodes if node.index not in self.plan.away]
         return self.host in names and self.ballot.voter.has_vote
 
-    def _leads_or_has_left(self) -> bool:
-        """Return whether this host leads the attempt; return False also if it has no place in it."""
+    def _leads_now(self) -> bool:
+        """Return whether this host leads the attempt. If the host has no place in it any more, return False instead of
+        raising Fenced.
+        """
         try:
             return self.leads
         except Fenced:

@@ -238,14 +238,17 @@ class Voter:
 
 
 def may_vote_from(answered_at: float, lease_s: float) -> float:
-    """Return the time from which a host counts as leaderless; a host that starts now counts as just answered."""
+    """Return the time from which a host counts as leaderless: `lease_s` seconds after its leader last answered, at
+    `answered_at`. A host that starts now counts as just answered.
+    """
     return answered_at + lease_s
 
 
 def may_start_from(opened_at: float, lease_s: float, *, all_ended: bool) -> float:
-    """Return the time at which ranks of the next attempt may start.
+    """Return the time at which ranks of an attempt that was opened at `opened_at` may start: at once if `all_ended`,
+    else after `lease_s` seconds, when the lease of the last answers has expired.
 
     `all_ended` says that every host of the last attempt has ended its ranks; a replaced leader need not be among them,
-    as its time was over before another could be elected. Otherwise the lease of the last answers has to expire.
+    as its time was over before another could be elected.
     """
     return opened_at if all_ended else opened_at + lease_s

@@ -208,8 +208,8 @@ def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Plac
 
 
 def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
-    """Return, by name, the pool's hosts that the run is not known to be on, on which the run's own machine may have
-    resumed it.
+    """Return, by name, how to reach the pool's hosts that the run is not known to be on, or the error of each that
+    cannot be asked. The run's own machine may have resumed it on them.
 
     Hosts that this process has asked lately are not asked again; the earlier answer is returned.
     """

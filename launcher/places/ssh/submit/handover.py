@@ -276,8 +276,8 @@ def mend(wanted: Sequence[Asked]) -> dict[str, LaunchError]:
 
 
 def _mend(run: RunDir, attempt: AttemptDir) -> None:
-    """Record the attempt that its hosts have begun, or start it; do nothing while a host that may know does not
-    answer.
+    """Complete the handover of an attempt whose submitter is gone: record it as handed over if its hosts have begun it,
+    else hand it over again; do nothing while a host that may know does not answer.
     """
     handover = Handover.of(run, attempt)
     if handover.is_in_hand():

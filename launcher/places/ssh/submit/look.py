@@ -64,8 +64,8 @@ def _as_answer(word: ClusterAnswer | LaunchError | None) -> ClusterAnswer | None
 
 
 def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterAnswer | None:
-    """Return the state of one run, or None while it is being handed over; `why_not` is why an open attempt could not
-    be.
+    """Return the state of one run, or None while it is being handed over; `why_not` is why its attempt could not be
+    handed over now, if that was tried.
     """
     if is_open(run, attempt):
         handover = Handover.of(run, attempt)

@@ -52,8 +52,8 @@ def leaders_of(plan: Plan) -> set[str] | None:
 
 
 def release(run: RunDir, attempt: AttemptDir) -> None:
-    """Release the run on its hosts; raise Refused if it was not handed to any, or Unreachable if one does not
-    answer.
+    """Let a run start, on its hosts, that was submitted to be held; raise Refused if it was not handed to any, or
+    Unreachable if one does not answer.
     """
     places = run_hosts.handed_to(run, attempt)
     if not places:

@@ -49,8 +49,8 @@ class HostReport:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the run has ended by its leader or by more than half of its hosts; the end of a host that was
-        cut off does not count.
+        """Return whether the report says that the run has ended, by a decision of its leader or of more than half of
+        its hosts; the end that a host wrote while cut off from the others does not count.
         """
         state, end = self.head.state, self.head.end
         return state in (State.SUCCEEDED, State.FAILED, State.CANCELLED) and not (end is not None and end.alone)
@@ -174,9 +174,11 @@ def keep(run: RunDir, told: HostReport) -> None:
 
 
 def _keep_beginning(run: RunDir, attempt: AttemptDir, told: HostReport) -> None:
-    """Record an attempt that hosts opened, by this machine's own plan, on the hosts of the run that run it.
+    """Record on this machine an attempt that hosts opened by themselves: with this machine's plan of the run, changed
+    to those hosts that run the attempt.
 
-    A run from another machine may be on hosts that this machine's pool lacks, which are not asked.
+    Raise LaunchError if the run continues on hosts to which it was not handed. Only a run from another machine may do
+    so, on hosts that this machine's pool lacks; these are left out of the plan.
     """
     begun, plan = told.head.begun or OpenedByHosts((), None, time.time()), read_plan(run, attempt.number)
     addresses = {place.host.name: place.address for place in places_of(run)}
