@@ -42,7 +42,7 @@ class Record(Built):
         self.name, self.arguments, self.state = name, arguments, None
 
     def fill(self, state: Any) -> None:
-        """Keep `state` as it is."""
+        """Store `state`, which the pickle gives the object after it was built, without interpreting it."""
         self.state = state
 
 

@@ -170,7 +170,9 @@ def _case(command: Command, flag: FlagWords) -> str:
 
 
 def _words_assignment(choice: Candidates) -> str:
-    """Return the shell code that assigns the possible completions to `words`."""
+    """Return the shell code that assigns the possible completions to the shell variable `words`: a fixed list, or the
+    output of `launch _complete`.
+    """
     if choice.asked:
         return f"words=$(launch _complete {choice.asked} 2>/dev/null)"
     return f"words='{' '.join(choice.words)}'"

@@ -37,8 +37,8 @@ def for_terminal(text: str, width: int, name_of: NameOf, *, colour: bool) -> lis
 
 
 def _named(tokens: Sequence[Token], name_of: NameOf) -> list[Token]:
-    """Return the tokens with each link's target replaced by what a reader types to follow it; links to nowhere become
-    text.
+    """Return the tokens with each link's target replaced by the command or address that `name_of` returns for it, which
+    a reader types to follow the link. A link for which that is "" becomes plain text.
     """
     kept, shown = [], True
     for token, text in zip_longest(tokens, tokens[1:]):

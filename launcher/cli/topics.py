@@ -47,13 +47,13 @@ def _known() -> dict[str, Path]:
     command has that name.
     """
     found = [path for package in ("launcher", "trainer") for path in sorted((_PACKAGES / package).rglob("*.md"))]
-    insides = {_place(path): path for path in found if path not in pages().values()}
+    insides = {_page_name(path): path for path in found if path not in pages().values()}
     short = {place.rpartition("/")[2]: path for place, path in insides.items()}
     return {name: path for name, path in short.items() if name not in {*COMMANDS, *ALSO, *GROUPS}} | insides | pages()
 
 
-def _place(path: Path) -> str:
-    """Return the name of a page beside the code: a README's folder, or the page's path."""
+def _page_name(path: Path) -> str:
+    """Return the name under which a page beside the code is shown: a README's folder, or the page's path."""
     at = path.relative_to(_PACKAGES)
     return at.parent.as_posix() if at.name == "README.md" else at.with_suffix("").as_posix().lower()
 

@@ -197,8 +197,8 @@ def as_reached_now(place: ClusterEntry) -> ClusterEntry:
 
 
 def _own_options(place: ClusterEntry, section: Section) -> Any:
-    """Return the options of the cluster's entry as a spec would have them under its kind's name, decoded by
-    `section`.
+    """Return the entry's defaults for the section of its kind, such as `slurm.partition`, decoded by `section` as if a
+    spec had them.
     """
     own = ((path.removeprefix(f"{place.kind}."), text) for path, text in place.defaults if path.startswith(place.kind))
     root = read_tree("".join(f"{option}: {text}\n" for option, text in own)).root
@@ -303,7 +303,7 @@ class _ClusterName(Leaf, frozen=True):
 
 class _Defaults(Struct, frozen=True):
     """The type of an entry's `defaults`: options of one section of the spec (`section`, under the name `key`), checked
-    as in a spec and kept as overrides.
+    as in a spec. They are kept as overrides: pairs such as ("slurm.partition", "gpu").
     """
 
     section: Section
@@ -375,7 +375,7 @@ class _ByKind(Struct, frozen=True):
 
 
 def _kinds_with_entries() -> list[str]:
-    """Return all kinds that may have an entry in the file, those of plug-ins included."""
+    """Return all kinds of clusters that may have an entry in the file, including those of plug-ins."""
     return [*_ours_with_entries(), *plugins()]
 
 
@@ -429,7 +429,9 @@ def _queue(kind: str, said: Mapping) -> ClusterEntry:
 
 
 def _queue_section(kind: str) -> Section:
-    """Return the options of a batch queue's entry."""
+    """Return the options that the entry of a batch cluster of this kind may have: how to reach its login node, and
+    `defaults` for the spec.
+    """
     way = LOGIN.by_key
     return Section(
         _QueueEntry,

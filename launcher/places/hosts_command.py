@@ -63,7 +63,9 @@ def ask(pool: str, asked: HostsCommand, limit_s: float = LIMIT_S) -> Sequence:
 
 
 def read_hosts(output: bytes, about: str) -> Sequence:
-    """Return the hosts in a command's output; raise BadInput with every problem, each line beginning with `about`."""
+    """Return the hosts in a command's output; raise BadInput with a line for every problem. Each line begins with
+    `about`, which names the command.
+    """
     try:
         text = output.decode()
         listed = _hosts_in_json(text) if text.lstrip().startswith("[") else _hosts_in_lines(text)

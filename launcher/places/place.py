@@ -191,8 +191,8 @@ class Place(ABC):
         raise self.not_supported("a folder of runs on other machines")
 
     def warm_up(self, plan: "Plan", folder: Path) -> bool:
-        """Start a process that imports in advance what this and similar runs of this process have in common, and return
-        at once; `folder` has their `code/`.
+        """Start a process that imports in advance what the runs that this process submits, such as a sweep's trials,
+        have in common, and return at once; `folder` has their `code/`, and `plan` is that of one of them.
 
         Return False while the imports are under way: a run that is started later starts faster. Return True once they
         are done, or if nothing is imported, as by default.

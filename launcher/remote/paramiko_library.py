@@ -215,7 +215,9 @@ class _Packets(Packetizer):
         """Do nothing: the caller's deadline applies to the handshake."""
 
     def _check_keepalive(self) -> None:
-        """Call `on_quiet`, in place of paramiko's keepalives by the wall clock."""
+        """Call `on_quiet`, which sends keepalives by a clock that is never set, in place of paramiko's own. paramiko
+        calls this while it receives nothing.
+        """
         if self.on_quiet is not None and not self.need_rekey():
             self.on_quiet()
 

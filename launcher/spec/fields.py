@@ -153,7 +153,9 @@ _BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff, r
 
 
 class _BudgetSection(Section, frozen=True, dict=True):
-    """The section of a restart budget, which records whether the user has written a number of restarts."""
+    """The section of a restart budget. It sets `explicit` in the Budget if the user has written a number of restarts:
+    then no other rule ends the run earlier.
+    """
 
     def made(self, values: dict[str, Any]) -> Any:
         """Return the Budget made of `values`, by attribute, with `explicit` set if they have a number of restarts."""
@@ -340,8 +342,8 @@ def _with_steps(options: tuple[Field, ...]) -> tuple[Field, ...]:
 
 
 class _Job(Section, frozen=True, dict=True):
-    """The table of all options of a spec. Sections for clusters of plug-ins are collected in `plugins` of the
-    JobSpec.
+    """The table of all options of a spec, read as a JobSpec. Its field `plugins` gets the sections for the kinds of
+    clusters that plug-ins add, by the kind's name.
     """
 
     def made(self, values: dict[str, Any]) -> JobSpec:

@@ -193,7 +193,7 @@ class Predecessor(Struct, frozen=True):
 
 class QueueOptions(Struct, frozen=True):
     """The conditions for which a run waits before it starts, and its priority: the runs in `after`, a release by its
-    user (`hold`), a moment (`at`), and GPUs and cores where one machine plays all nodes (unless `now`).
+    user (`hold`), a moment (`at`), and on the cluster `local` free GPUs and cores of this machine (unless `now`).
     """
 
     priority: int = 0  # higher numbers start first

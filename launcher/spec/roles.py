@@ -176,8 +176,9 @@ def _with_full_key(root: Mapping, problem: Problem) -> Problem:
 
 
 def _port_problems(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
-    """Yield a problem for each role whose `ready` names a port that the role does not have, and for each role one of
-    whose ports would get the environment variable of another role.
+    """Yield a problem for each role whose `ready` names a port that the role does not have, and for each role with a
+    port whose addresses would be in the same environment variable as those of another role: role `a` with port `b`, and
+    a role `a_b`.
     """
     for name, role in roles.items():
         port = role.ready.port if role.ready is not None else False

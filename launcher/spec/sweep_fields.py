@@ -68,8 +68,8 @@ def _trials_problems(sweep: Mapping, values: Values[str, Any]) -> Iterator[Probl
 
 
 def _space_problems(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for each option of a grid that is a range without steps and not only of integers. Also yield one
-    for each condition on an option that comes later in the space, because its value is not chosen yet.
+    """Yield a problem for each option of a grid search whose range has infinitely many values: neither a step nor
+    integers only. Also yield one for each `when` that names an option further down, whose value is chosen later.
     """
     space: Values[str, Dimension] = values.get("space") or {}
     written = sweep.find("space")

@@ -277,7 +277,7 @@ class AdoptedAgent(AgentProcess):
             end_all(self._left)
 
     def schedule_restart(self, now: float) -> None:
-        """Do nothing: the caller takes the slots that the process held before it starts another."""
+        """Do nothing: the caller starts the next agent itself, once it has taken over this one's GPUs and cores."""
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if it runs."""

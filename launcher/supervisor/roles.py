@@ -279,7 +279,9 @@ class RolesOfRun:
         return settle_end(part.run, attempt, part.plan, status)
 
     def _is_ready(self, part: _Part, attempt: AttemptDir) -> bool:
-        """Return whether the role is ready, in the way that the spec names."""
+        """Return whether the role is ready, by the condition that its spec names, such as an open port or a text in its
+        log.
+        """
         way = self._ready.get(part.plan.role) or Readiness()
         first, count = part.plan.role_rank, part.plan.nodes_max * part.plan.ranks_per_node
         key = part.plan.address_keys[way.port if isinstance(way.port, str) else ""]

@@ -31,11 +31,11 @@ def expired(
 ) -> list[int]:
     """Return the steps to delete: those older than the `keep` newest good ones.
 
-    Good steps were verified when loaded or hashed when written by these processes; those of earlier ones do not count
-    until then. While there are fewer than `keep` good ones, `keep` others that are older stay as well, or a run that is
-    cut short again and again would fill its disk. Steps in `spared` are never deleted. Steps in `spoilt` have weights
-    that are not finite: they do not count as good, and the `keep` newest of them stay. Raises ValueError if `keep` is
-    less than 1.
+    A step is good if these processes have loaded and so verified it, or have written it; a step that earlier processes
+    wrote does not count before it is loaded. While there are fewer than `keep` good ones, `keep` others that are older
+    stay as well, or a run that is cut short again and again would fill its disk. Steps in `spared` are never deleted.
+    Steps in `spoilt` have weights that are not finite: they do not count as good, and the `keep` newest of them stay.
+    Raises ValueError if `keep` is less than 1.
     """
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, got {keep}")

@@ -177,7 +177,7 @@ def _kept(name: str, value: Any, parameter: Tensor) -> Any:
 
 
 def _beside(value: Any, parameter: Tensor) -> Any:
-    """Return a copy of the value, sharded like the parameter if it is a Sharded piece."""
+    """Return a copy of an optimizer's value for `parameter`; a Sharded piece becomes a tensor sharded like it."""
     if isinstance(value, Sharded):
         made = torch.empty_like(parameter, dtype=value.piece.dtype, requires_grad=False)
         _piece(made).copy_(value.piece)

@@ -121,7 +121,8 @@ def _show_last(one: api.Run, options: argparse.Namespace) -> int:
 
 
 def _waiting(found: list[StacksOfRank], ranks: int) -> list[str]:
-    """Return a line that names the rank for which the others wait.
+    """Return a line that names the rank for which the others wait, judged as in a hang report by the ranks' stacks and
+    unfinished collectives.
 
     Return an empty list if fewer than all `ranks` of the run have answered, or if none is stopped by a signal or has
     waited in a collective for five seconds.

@@ -194,8 +194,8 @@ def _ask() -> None:
 
 
 def _carry_out(going: Sequence[Deletion], roots: set[Path]) -> int:
-    """Delete the folders of the runs and checkpoints in `going`, and code that no run needs from the folders of runs
-    `roots`; return the exit code.
+    """Delete the folders of the runs and checkpoints in `going`; return the exit code. Then delete frozen code that no
+    run needs any more, from the folders in `roots`, each of which contains the folders of runs.
 
     A run that was resumed meanwhile is left as it is.
     """

@@ -142,7 +142,8 @@ def _this_machine() -> str:
 
 
 def _open(address: str) -> Path | None:
-    """Open the address in the desktop's browser; return a file to delete later, or None if there is no browser.
+    """Open the address in the desktop's browser, by a temporary page that redirects to it; return the page, to be
+    deleted later, or None if there is no browser.
 
     The address has a token, and other users can read a command line. So it is in a file that only its user can read.
     """

@@ -124,13 +124,13 @@ def in_order(rows: Sequence[RunRow], column: str, now: float, *, reverse: bool =
 
     Rows without a value come last in both.
     """
-    places = [(_place(row, column, now), row) for row in rows]
-    valued = [pair for pair in places if pair[0][0] != _MISSING]
+    keyed = [(_sort_key(row, column, now), row) for row in rows]
+    valued = [pair for pair in keyed if pair[0][0] != _MISSING]
     valued.sort(key=lambda pair: pair[0], reverse=reverse)
-    return [row for _, row in (*valued, *(pair for pair in places if pair[0][0] == _MISSING))]
+    return [row for _, row in (*valued, *(pair for pair in keyed if pair[0][0] == _MISSING))]
 
 
-def _place(row: RunRow, column: str, now: float) -> tuple[int, float, str]:
+def _sort_key(row: RunRow, column: str, now: float) -> tuple[int, float, str]:
     """Return a sort key of the row's value in a column: numbers first, then texts, then rows without a value."""
     value = _ORDER[column](row.status, now) if column in _ORDER else _measured(row, column)
     if value is None and (column in _SHOWN or column in _SAID) and column not in _ORDER:

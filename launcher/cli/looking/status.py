@@ -84,7 +84,9 @@ def together(rows: Sequence[RunRow]) -> list[RunRow]:
 
 
 def _place_of(row: RunRow, first: Mapping[str, int]) -> tuple[int, int]:
-    """Return a sort key that keeps the rows of a graph together; `first` has the index of its first row."""
+    """Return a sort key that keeps the rows of a graph together, in the order of its tree. `first` has the index of the
+    first row of each graph, and of each run outside graphs.
+    """
     return (first[row.status.run], 0) if row.member is None else (first[row.member.graph], row.member.place)
 
 
@@ -194,7 +196,7 @@ def _lacking_notes() -> Iterator[str]:
 
 
 def _status_of(ref: str) -> RunStatus:
-    """Return the status of the one run that `ref` names; raise NoSuchRun if there is none. Of a run of this project
+    """Return the status of the one run that `ref` names; raise NoSuchRun if there is none. For a run of this project
     that was submitted with another $HOME, return the recorded status.
     """
     try:

@@ -139,7 +139,7 @@ def _on_each_node(run: RunDir, local: Sequence[int] | None) -> frozenset[int] | 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The project whose code is frozen, and the `folder` in it in which ranks start."""
+    """The project whose code is copied at submit (frozen), and the `folder` in it in which ranks start."""
 
     project: Path
     folder: Path

@@ -170,7 +170,9 @@ def declare_waits(arguments: Arguments) -> None:
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:
-    """Return the `--set` overrides of a command, and those that its options to wait stand for."""
+    """Return the `--set` overrides of a command, and after them those that stand for its options on waiting, such as
+    `queue.hold=true` for --hold.
+    """
     said = {"at": options.at, "priority": options.priority, "max_parallel": options.max_parallel}
     flags = [name for name in ("hold", "now") if getattr(options, name)]
     return [

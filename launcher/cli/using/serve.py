@@ -153,7 +153,7 @@ def run(options: argparse.Namespace) -> int:
     with listen(host, port) as listening:
         port = listening.getsockname()[1]
         address = origin(host, port, tls=tls is not None)
-        folder, name = _asking_folder(), _NAME if _run_folder() is not None else str(port)
+        folder, name = _header_folder(), _NAME if _run_folder() is not None else str(port)
         token = found.token or _token(options, folder / f"{name}.header")
         header = None if token is None else how_to_ask.write_header(folder, name, token)
 
@@ -258,9 +258,9 @@ def _run_folder() -> Path | None:
     return Path(named) if named and "LAUNCH_PROGRESS" in os.environ else None
 
 
-def _asking_folder() -> Path:
-    """Return the folder for the file with the token, which other users cannot read: the run's, or one of the user's
-    state if this process is not a rank. It need not exist.
+def _header_folder() -> Path:
+    """Return the folder for the header file, from which clients of the model read the token to send, and which other
+    users cannot read: the run's folder, or one of the user's state if this process is not a rank. It need not exist.
     """
     return _run_folder() or registry.state_folder() / "serving"
 

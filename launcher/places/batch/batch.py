@@ -320,7 +320,8 @@ class BatchSystem(ABC):
     # -- how a job is started again: where it cannot, the run continues in a new job
 
     def fate(self, job: str) -> Fate:
-        """Return what the scheduler is doing with this job, whose batch process was asked to exit.
+        """Return why this job's batch process was asked to exit: the job is requeued, preempted, out of time, or
+        cancelled; RUNS if it is not being ended, UNKNOWN if the scheduler does not report it.
 
         It is called inside the job, and by default judges by the state that the scheduler shows.
         """

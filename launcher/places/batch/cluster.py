@@ -139,8 +139,8 @@ def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> No
 
 
 def _record_answer(attempt: AttemptDir, answer: ClusterAnswer) -> None:
-    """Record the scheduler's answer, to be used when the scheduler does not answer or no longer shows how the job
-    ended.
+    """Record the scheduler's answer about the attempt's job, to be used when the scheduler does not answer or no longer
+    shows how the job ended. An answer with the same state as the recorded one is written only once in a while.
     """
     before = readable(attempt.seen, ClusterAnswer)
     if (
@@ -219,8 +219,8 @@ class BatchCluster(Place):
             return Preview(script, str(error.lines[0]))
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem for each condition to wait for that the scheduler does not support, and for a raised
-        priority, which would count among all users' jobs.
+        """Return a problem for each condition to wait for that the scheduler does not support, and for a priority above
+        0, which in a batch queue would put the job before those of other users.
         """
         taken = not_taken(spec.queue, self.takes, self.kind)
         return [*taken, *priority_problems(spec.queue, self.queue.called), *dependency_problems(self.queue, awaited)]

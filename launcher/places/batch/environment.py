@@ -74,8 +74,9 @@ def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Replace this process by the command in `argv`, with the environment that was saved in the file which a variable
-    names.
+    """Replace this process by the command in `argv`, with the environment saved in the file that the variable
+    JOB_LAUNCH_ENVIRONMENT names. After `--packed`, `argv` has one hexadecimal word with that file's name, the host's
+    name and the command.
     """
     command = [*argv]
     if command[0] == "--packed":

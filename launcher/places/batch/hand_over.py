@@ -70,7 +70,9 @@ def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) ->
 
 
 class _FoundJob(msgspec.Struct, frozen=True):
-    """A job that the scheduler has, with its submit token; `phase` is set only for a job of an older attempt."""
+    """A job of the run that the scheduler already has, with its submit token. `phase` is None for a job of the attempt
+    itself; for one of an older attempt it shows whether that job still runs or was requeued for this attempt.
+    """
 
     id: str
     submit_token: str

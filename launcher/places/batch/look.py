@@ -138,11 +138,10 @@ def _answers_about_forgotten(
 
 
 def _answer(queue: BatchSystem, attempt: AttemptDir, answer: ClusterAnswer | None, now: float) -> ClusterAnswer | None:
-    """Return `answer`, the scheduler's answer about an attempt; if the job is gone but an earlier answer has its end,
-    return that one.
+    """Return `answer`, the scheduler's answer about an attempt; if the job is gone but an earlier answer, which was
+    recorded in the attempt's folder, has its end, return that one.
 
-    Without an answer, return one that says that the attempt is being submitted, or None if the submitter reports that
-    itself.
+    If `answer` is None, because the attempt has no job yet, return what `_being_submitted` returns.
     """
     if answer is None:
         return _being_submitted(queue, attempt, now)

@@ -63,8 +63,8 @@ class GridEngineCluster(BatchCluster):
         super().__init__(GridEngineSystem())
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what hosts of the spec's queue offer. Raise BadInput if the spec's parallel environment gives no fixed
-        number of hosts.
+        """Return what hosts of the spec's queue offer. Raise BadInput if the spec's parallel environment does not put a
+        fixed number of slots on each host.
         """
         own = spec.gridengine
         check_rule(own.pe, rule_of(own.pe), spec.resources.nodes.max)
@@ -257,8 +257,10 @@ def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
 
 
 def check_rule(pe: str | None, rule: str | None, nodes: int) -> None:
-    """Raise BadInput if the parallel environment `pe`, by its allocation rule (None if it does not exist), gives a job
-    of `nodes` nodes no fixed number of hosts.
+    """Raise BadInput if the parallel environment `pe` (None: none) cannot give a job exactly `nodes` hosts.
+
+    Its allocation rule (None if there is no such environment) has to be a number of slots per host or, for one node,
+    the one that puts all slots on one host. Without an environment a job has one host.
     """
     why = ""
     if pe is None:

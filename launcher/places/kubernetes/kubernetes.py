@@ -129,7 +129,9 @@ class KubernetesSystem(BatchSystem):
         return ask(["kubectl", "patch", "jobset", job, "--type=merge", "-p", '{"spec": {"suspend": false}}']).refusal
 
     def fate(self, job: str) -> Fate:  # noqa: ARG002 - pods cannot ask
-        """Return UNKNOWN, because the JobSet decides by exit codes what follows."""
+        """Return UNKNOWN, because a pod cannot ask why it was told to exit; the JobSet decides by the pod's exit code
+        whether it starts again.
+        """
         return Fate.UNKNOWN
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:  # noqa: ARG002 - a run knows its pods, and they cannot ask

@@ -66,8 +66,8 @@ def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
     """Yield the plan of a lost attempt, while a lock keeps other processes from continuing it.
 
     Yield None if this process must not continue it: it is not lost, it did not run here since boot, another process has
-    the lock, or it was only a part of a run that others lead. Raise BadInput if other users own or can write the run's
-    folder.
+    the lock, or the attempt is only a part of a run that another process leads: a role beside the main one, or a host's
+    part on another kind of cluster. Raise BadInput if other users own or can write the run's folder.
     """
     if not _ran_here(attempt):
         yield None

@@ -139,7 +139,9 @@ class SharedZygote:
 
 
 def _environment(plan: Plan, folder: Path) -> dict[str, str]:
-    """Return the environment that the agents of this and similar runs have in common; `folder` has their `code/`."""
+    """Return the zygote's environment: what the agents of the runs that share it have in common. `folder`, which has
+    their `code/`, stands in it for a run's folder.
+    """
     node, shared = plan.nodes[0], msgspec.structs.replace(plan, run_dir=str(folder))
     interface = interface_of(node.address) if node.address else None
     environment = node_environment(cleaned(os.environ), shared, node, 1, {}, None, interface)

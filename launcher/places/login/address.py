@@ -48,7 +48,9 @@ class _SpecHead(msgspec.Struct, frozen=True):
 
 
 class _PlanHead(msgspec.Struct, frozen=True):
-    """The part of a plan that names the run's cluster, which is all that `launch status` needs."""
+    """The part of a plan with the name of the run's cluster and, in the spec, how to reach its login node. Only this
+    part is decoded, because `launch status` needs no more and is faster so.
+    """
 
     cluster: str
     spec: _SpecHead

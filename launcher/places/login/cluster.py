@@ -111,7 +111,9 @@ class LoginCluster(Place):
         waiting.release(run, attempt)
 
     def most_together(self) -> int:
-        """Return 10,000, in effect no limit: the login node divides the runs into jobs that its cluster accepts."""
+        """Return 10,000, in effect no limit on the runs that are sent in one request: the login node divides them into
+        jobs that its cluster accepts.
+        """
         return _MANY
 
     def preview(self, plan: Plan) -> Preview:
@@ -298,8 +300,8 @@ def _is_known_here(run_id: str) -> bool:
 
 
 def address_for(login: Login) -> Address:
-    """Return the address of a login node. The cluster gets its name in the clusters file, or, if no entry has exactly
-    these options, the login node's name.
+    """Return the address of a login node. As the cluster's name it has that of the clusters file's entry with exactly
+    these options, or else the login node's name.
     """
     named = (name for name, place in named_clusters().items() if login_of(place) == login)
     return as_planned(next(named, login.node or KIND), login)

@@ -57,7 +57,7 @@ _passed_over: dict[tuple[Path, Address, RunId], dict[str, int]] = {}  # files th
 class RemoteRun:
     """A run on a login node, to which attempts of a run on this machine belong.
 
-    `there` is its id on the login node, `first` the number of its first attempt.
+    `there` is its id on the login node, `first` the number of its first attempt: those before it were elsewhere.
     """
 
     run: RunDir

@@ -68,7 +68,7 @@ def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without
     and 5 seconds; then raise Unreachable. Raise it at once if there was no connection at all, or if the login node does
     not answer.
 
-    Variables named in `without` are kept from ssh.
+    The ssh process does not get the environment variables named in `without`.
     """
     pauses = iter(_PAUSES_S)
     was_there = address in _open

@@ -26,8 +26,8 @@ WORDS = QueueNames(
 class PbsDoctor(BatchDoctor):
     """The checks of a PBS site, which query its server. `words` are the names of PBS's programs.
 
-    The output of pbs_tmrsh goes to PBS's own files, so that only its exit code is seen; nor does it pass its stdin on
-    (`by_stdin`).
+    pbs_tmrsh, which starts the check on each host, writes the check's output to PBS's own files, so that only its exit
+    code is seen, and does not pass its stdin on (`by_stdin`).
     """
 
     words, by_stdin = WORDS, False
@@ -38,7 +38,9 @@ class PbsDoctor(BatchDoctor):
         return " ".join(map(str, (*told.get("Server", {"the server": {}}), told.get("pbs_version", "")))).strip()
 
     def findings(self) -> Iterator[Finding]:
-        """Yield findings about the server's settings."""
+        """Yield findings about the server's settings: whether it shows ended jobs, and requeues jobs that lose their
+        first host.
+        """
         servers = self._server().get("Server", {}).values()
         settings: Mapping[str, object] = next(iter(servers), {})
         if str(settings.get("job_history_enable", "False")) != "True":

@@ -66,7 +66,9 @@ def _with_binds(line: Sequence[str], mounts: Sequence[str]) -> list[str]:
 
 
 def container_problems(text: str) -> list[str]:
-    """Return the reasons why nothing could start in this container, as far as this machine shows, or an empty list."""
+    """Return the reasons why nothing could start in the container `text`, written as in `slurm.container`, as far as
+    this machine shows: a program or an image is missing. Return an empty list if there are none.
+    """
     try:
         container = container_of(text, (), gpus=False)
     except ValueError as error:

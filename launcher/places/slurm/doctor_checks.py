@@ -86,7 +86,9 @@ def strangers(partitions: Sequence[Partition], wanted: str | None) -> list[str]:
 
 
 def _node_findings(partition: str, nodes: Sequence[Node]) -> Iterable[Finding]:
-    """Yield findings about nodes of the partition that take no jobs."""
+    """Yield one finding about how many nodes of the partition take no jobs: a problem if none takes any, a warning if
+    more than a tenth do not.
+    """
     gone = [node for node in nodes if not node.takes_jobs]
     if not nodes:
         yield problem("nodes", f"{partition} has none", "slurm.partition names another partition")
@@ -169,7 +171,8 @@ def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
 
 
 def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedites: bool) -> Iterable[Finding]:
-    """Yield findings about the controller's configuration and the `rules` of its partitions.
+    """Yield findings about what the controller's configuration and the `rules` of its partitions mean for runs: for
+    requeues, preemption, ends of jobs, lost nodes and arrays.
 
     `expedites` is True if runs use Slurm's expedited requeue, by which a job that loses a node is requeued at once and
     comes first.
@@ -182,7 +185,7 @@ def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedit
 
 
 def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
-    """Return the finding about requeues; `default` is the setting JobRequeue, None if Slurm does not show it.
+    """Return the finding whether Slurm requeues runs: a warning if it does not show `default`, its setting JobRequeue.
 
     `expedites` is True if runs use Slurm's expedited requeue, by which a job that loses a node is requeued at once and
     comes first.
@@ -200,8 +203,8 @@ def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
 
 
 def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None) -> Finding:
-    """Return the finding about accounting: `kept` is the configuration's value (None if not shown), `said` sacct's
-    error or "" if it answers.
+    """Return the finding about accounting, a warning if sacct shows nothing. `kept` is the configuration's value (None
+    if not shown), `said` sacct's error or "" if it answers.
 
     `min_job_age_s` is for how long Slurm itself shows ended jobs, None if it does not show that.
     """
@@ -216,8 +219,8 @@ def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None
 
 
 def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
-    """Return the finding about MinJobAge, for how long Slurm shows jobs that have ended (None: Slurm does not show it);
-    `accounting` is True if sacct shows them longer.
+    """Return the finding about MinJobAge, for how long Slurm shows jobs that have ended (None: Slurm does not show it).
+    It is a warning if that is short and sacct does not show them longer either (`accounting` is False).
     """
     if min_job_age_s is None:
         return warning("MinJobAge", "Slurm does not say how long it knows of ended jobs", _ASK)
@@ -230,7 +233,7 @@ def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
 
 def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[str]) -> Finding:
     """Return the finding about preemption by the plug-in `kind` and the cluster's `mode`, None if Slurm does not show
-    these; `of_partitions` are the modes that partitions have of their own.
+    these; `of_partitions` are the modes that partitions have of their own. It is a warning if a mode suspends jobs.
     """
     if kind in (None, "preempt/none", "(null)") or mode == "OFF":
         return ok("preemption", "off: no job makes way for another")
@@ -288,7 +291,9 @@ def silent_node_finding(timeout_s: float | None) -> Finding:
 
 
 def array_finding(most: int | None) -> Finding:
-    """Return the finding about `most`, the largest array that Slurm allows; None if Slurm does not show it."""
+    """Return the finding about `most`, the largest array that Slurm allows: a warning if it allows none, or does not
+    show it (None), because each run is then submitted as a job of its own.
+    """
     if most is None:
         return warning("MaxArraySize", "Slurm does not say", "`launch submit --repeat` submits one job each")
     if most < 2:

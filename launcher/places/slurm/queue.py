@@ -199,7 +199,8 @@ class SlurmSystem(BatchSystem):
         return ask(release(job)).refusal
 
     def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
-        """Make a waiting job avoid these nodes, except those without which too few would be left for the job.
+        """Exclude the nodes in `avoid` from a waiting job that will be started again, except those without which too
+        few would be left for it.
 
         With `delay_s` the job is just being requeued: it also starts only after that time. The call then returns at
         once, and a process of its own changes the job.

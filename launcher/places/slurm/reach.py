@@ -87,8 +87,8 @@ def ask(
 def _check(program: str, answer: Answer) -> None:
     """Raise Unreachable if squeue or sacct failed, because its missing rows do not mean that jobs have ended.
 
-    A single id that squeue has forgotten, and a cluster without accounting, are no failures. For an unknown user squeue
-    fails with exit code 0.
+    An unknown job id for squeue, and a cluster without accounting for sacct, are no failures. If the controller does
+    not know the user, squeue only prints an error and exits with 0, which counts as a failure too.
     """
     lines = error_lines(program, answer.err)
     known = {"squeue": "invalid job id specified", "sacct": "accounting storage is disabled"}.get(program)

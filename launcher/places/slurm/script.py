@@ -95,8 +95,8 @@ def components(plan: Plan, *, is_array: bool) -> list[AlikeHosts]:
 
 
 def _each_node(plan: Plan, share: HostShare) -> dict[str, str | bool | None]:
-    """Return the sbatch options for the CPUs, GPUs and memory of each node of a component, whose part of the job is
-    `share`; None for an option that is not set.
+    """Return the sbatch options for the CPUs, GPUs and memory of each node; None for an option that is not set. `share`
+    is the part of such a node that the job takes.
     """
     memory = None if share.memory_gb is None else f"{math.ceil(share.memory_gb * 1000)}M"
     return {"cpus-per-task": str(share.cpus), "gres": gres_of(plan, share), "mem": memory}
@@ -191,8 +191,8 @@ def _output(submit_token: SubmitToken, folder: str) -> str:
 
 
 def render(chosen: Mapping[str, str | bool], command: str, further: Sequence[Mapping[str, str | bool]] = ()) -> str:
-    """Return the whole script as it is passed to sbatch, with the options `chosen` and the one command to run;
-    `further` are the options of the components after the first.
+    """Return the whole script as it is passed to sbatch, with the options `chosen` and the one command to run. In a
+    heterogeneous job `further` has the options of each component after the first.
     """
     from launcher.places.slurm.executor import SbatchExecutor  # late: submitit's 130 ms only a submit has to pay
 
@@ -205,8 +205,10 @@ def render(chosen: Mapping[str, str | bool], command: str, further: Sequence[Map
 
 
 def _lines_of(component: Mapping[str, str | bool], chosen: Mapping[str, str | bool]) -> list[str]:
-    """Return the script's lines for a component after the first, as submitit formats options; `chosen` are the first
-    component's.
+    """Return the #SBATCH lines for the options of a heterogeneous job's component after the first.
+
+    submitit formats them as part of a whole script, for which the first component's options, `chosen`, fill in those
+    that this one does not set; only lines for options in `component` are returned.
     """
     found = _directives(render({**chosen, **component}, "true"))
     return [line for name, line in found.items() if name in component]

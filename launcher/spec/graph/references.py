@@ -1,5 +1,6 @@
 """Fill in references such as `${steps.train.run_dir}`, by which a step's `run` and `env` use another step's outputs.
-Pure; `tree` is the YAML tree of a step's spec, and functions get this reference as `train.run_dir`.
+Pure; `tree` is the YAML tree of a step's spec. A reference is passed on without the braces and `steps.`, here as
+`train.run_dir`, and a function `give` returns the text that replaces it.
 """
 
 import re

@@ -162,8 +162,8 @@ class ByShape(Struct, frozen=True):
 
 
 class Flag(Leaf, frozen=True):
-    """The value of an option of a program: true is read as `bare`, the option without a value; false as None, which
-    leaves the option out; other values are of the kind `text`.
+    """The value of an option that a spec passes on to a program such as sbatch: true is read as `bare`, the option
+    without a value; false as None, which leaves the option out; other values are of the kind `text`.
     """
 
     text: Leaf

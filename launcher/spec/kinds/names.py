@@ -91,8 +91,8 @@ _SECRET, _FILE = VariableName(), any_path("the path of a file")
 
 
 class SecretSource(Struct, frozen=True):
-    """A secret: the name of a variable in the submitting environment, or a mapping of the name to a file with the
-    value.
+    """A secret: the name of a variable in the submitting environment, or `NAME: path/to/file` with the file that holds
+    the variable's value.
     """
 
     def words(self) -> str:

@@ -98,7 +98,7 @@ class PredecessorName(Leaf, frozen=True):
 
 
 class Priority(Leaf, frozen=True):
-    """The priority of a run: a small integer, which may be negative."""
+    """The priority of a run: a small integer, which may be negative; higher numbers start first."""
 
     WORDS = f"an integer from -{_FAR} to {_FAR}"
 

@@ -69,7 +69,9 @@ class RolesTable(Struct, frozen=True):
         }
 
     def _role(self, node: Node) -> Role:
-        """Return how the role written at this node relates to the others; raise Wrong with every problem."""
+        """Return the Role that is written at this node, read from the options in `among` alone, such as `main` or
+        `after`; raise Wrong with every problem.
+        """
         if isinstance(node, Unusable):
             raise Wrong
         if not isinstance(node, Mapping):

@@ -63,7 +63,9 @@ class Section(Struct, frozen=True, dict=True):
 
     @cached_property
     def _usual(self) -> Any:
-        """The value of an empty section, with NODEFAULT for each required attribute."""
+        """The instance of `model` that an empty section stands for, from which the defaults of options are read. It has
+        NODEFAULT for each required attribute.
+        """
         if self.base is not None or not issubclass(self.model, Struct):
             return self.base
         required = len(self.model.__struct_fields__) - len(self.model.__struct_defaults__)

@@ -27,7 +27,7 @@ class StepsTable(Struct, frozen=True):
         return "a mapping from the names of steps to their specs"
 
     def parse(self, node: Node) -> dict[str, tuple[str, ...]]:
-        """Return by name the steps that each step needs; raise Wrong with every problem in the node."""
+        """Return {step: the names of the steps that it needs}; raise Wrong with every problem in the node."""
         if isinstance(node, Unusable):
             raise Wrong
         if not isinstance(node, Mapping) or not node.entries:

@@ -133,8 +133,9 @@ class StoreAddress(Leaf, frozen=True):
 
 
 class InnerPath(Leaf, frozen=True):
-    """A relative path that cannot lead out of the folder from which it starts; `inside` names that folder. If `refused`
-    is set, the path must have a first part that is not in it and is not hidden; None allows every first part.
+    """A relative path that cannot lead out of the folder from which it starts; `inside` names that folder. `refused`
+    has names that the path's first part must not have, such as those of the launcher's own folders; if it is set,
+    neither a hidden first part nor the folder `inside` itself is accepted. None allows all.
     """
 
     what: str  # describes it in messages

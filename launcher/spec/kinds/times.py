@@ -108,15 +108,15 @@ _STEPS = r"[1-9][0-9]{0,11} steps?"
 
 
 class HangAfter(Leaf, frozen=True):
-    """The time without progress after which ranks count as hung: a duration, `off`, or `auto`. It is read as (seconds
-    or None, whether the ranks' reported states may show a hang earlier).
+    """The time without progress after which ranks count as hung: a duration, `off`, or `auto`, a default time that is
+    cut short if the ranks' states show that waiting is of no use. It is read as (seconds or None, whether it is auto).
     """
 
     WORDS = "auto, off or a duration, such as 10m"
     PATTERN = f"(?:auto|off|{DURATION})"
 
     def convert(self, scalar: Scalar) -> tuple[float | None, bool]:
-        """Return (seconds or None for no limit, whether the ranks' reported states may show a hang earlier).
+        """Return (seconds or None for no limit, whether it is `auto`: the ranks' states may show a hang earlier).
 
         Raise Unfit for any other text.
         """

@@ -78,7 +78,8 @@ def _since_opened(events: Sequence[Event]) -> Sequence[Event]:
 
 
 def _of_roles(number: int, glance: Glance, most: int, at: float) -> Iterator[Message | None]:
-    """Yield, for each other role, the message that it was restarted more than `most` times, or None if it was not.
+    """Yield, for each role other than the main one, the message that it was restarted more than `most` times, or None
+    if it was not.
 
     While the run goes on, yield the message that a role has failed, too. `number` is the attempt that a user last
     submitted or resumed; `at` is the time of the messages.

@@ -77,7 +77,9 @@ class JobEndRequests:
         self._kind = "limit"
 
     def next_check(self) -> float | None:
-        """Return the time at which the requests have to be read again, by `time.monotonic`; never None."""
+        """Return the time, by `time.monotonic`, at which `to_end` has to be called again: at the next look for
+        `stop.json`, or when ranks should begin to save before the time limit.
+        """
         return min(self._look_at, self._limit_at)
 
     def to_end(self) -> bool:

@@ -20,7 +20,8 @@ _LIVES = 10  # a batch process that dies before it has an attempt has no other b
 
 def main(argv: Sequence[str]) -> int:
     """Run the batch process for `argv`, which is KIND RUN_DIR and perhaps `ends-with-0`, until it or the job ends.
-    Return its exit code, 0 if `ends-with-0` is given, or 128 + the signal that killed it.
+    Return its exit code, or 128 + the signal that killed it. With `ends-with-0` every exit code becomes 0, because a
+    scheduler with the expedited requeue would hold a failed job for another start.
     """
     with open("/proc/self/comm", "w") as name:  # as `launcher.run.processes.name_this`, without its imports
         name.write("launch-super")

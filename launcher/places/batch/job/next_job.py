@@ -73,9 +73,9 @@ class NextJob:
         """Make the scheduler start the run again, on other nodes or later, unless a user has ended it or a later
         attempt exists; return True if this same job starts again.
 
-        If the result is False, this job's nodes are not needed any more. The nodes in `unfit` are excluded, those in
-        `lost` only if nothing else explains the loss: not if the scheduler ended the job's tasks, and not if the
-        scheduler does not answer, because then this node may be the one that is cut off.
+        If the result is False, this job's nodes are not needed any more. The nodes in `unfit`, which have a faulty
+        device, are excluded from the next start; those in `lost` only if nothing else explains the loss: not if the
+        scheduler ended the job's tasks, and not if it does not answer, because then this node may be the one cut off.
         """
         fate = self._fate()
         if lost and fate is Fate.RUNS:
@@ -203,11 +203,11 @@ class NextJob:
                 return silence
 
     def _new_job(self, before: AttemptDir, end: AttemptEnd, why: str) -> str:
-        """Submit another job for the run, whose attempt is opened for the reason `why`; return why that failed, or ""
-        if it succeeded, its result is unknown, or another process has opened an attempt.
+        """Open the attempt after `before` and submit a job for it; return why that failed, or "" if it succeeded, its
+        result is unknown, or another process has opened an attempt.
 
-        If it is refused, the opened attempt is assigned to this job, which may yet be requeued: status asks for the job
-        of the newest attempt.
+        `why`, the reason for a new job, goes into the run's history. If the job is refused, the opened attempt is
+        assigned to this job, which may yet be requeued: status asks for the job of the newest attempt.
         """
         run, queue = self._run, self._queue
         if not _may_submit(queue):

@@ -97,8 +97,9 @@ class TrialJob:
 class Trial:
     """A trial job, with everything found on its nodes so far.
 
-    `first_word_s` is the time from submit to the first answer, `ways` are measured links by interface, `closed` is why
-    nodes cannot be reached, `log` is what the job printed, and `over` is False if the job was not seen to end.
+    `first_word_s` is the time from submit to the first answer, `ways` are measured links by network interface ("": the
+    batch system's own addresses), `closed` is why nodes cannot be reached, `log` is what the job printed, and `over` is
+    False if the job was not seen to end.
     """
 
     job: str  # its id
@@ -106,7 +107,7 @@ class Trial:
     first_word_s: float | None = None  # from the submit; None: no node has answered
     state: TrialJob = TrialJob()
     seen: dict[str, SeenNode] = field(default_factory=dict)  # nodes that have answered, by host
-    ways: dict[str, list[Way]] = field(default_factory=dict)  # links by interface, as in Hello
+    ways: dict[str, list[Way]] = field(default_factory=dict)  # measured links by interface; "": the batch system's
     closed: dict[str, str] = field(default_factory=dict)  # why a node cannot be reached, by host
     log: str = ""  # what the job printed
     over: bool = True  # the job was seen to end
@@ -118,7 +119,9 @@ class Trial:
 
     @property
     def seen_on(self) -> list[str]:
-        """Return all hosts of the trial if the launcher's files were found on each of them, else an empty list."""
+        """Return all hosts of the trial if each has answered a question, and so has the launcher's files and sees the
+        shared folder; return an empty list if one has not.
+        """
         told = {name for name, node in self.seen.items() if node.clock}
         return list(self.hosts) if self.hosts and set(self.hosts) <= told else []
 
@@ -300,7 +303,9 @@ def _folder_findings(trial: Trial) -> Iterable[Finding]:
 
 
 def _python_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
-    """Yield findings about the versions of Python and the launcher on the nodes."""
+    """Yield a finding for each version of Python and the launcher on the nodes: a warning or a problem if it differs
+    from this machine's.
+    """
     versions = {name: (node.hello.python, node.hello.launcher) for name, node in trial.seen.items()}
     for (version, ours), nodes in _alike(trial, versions):
         text = f"{version} and launch {ours} on {all_of(nodes)}"
@@ -320,7 +325,7 @@ def _torch_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
 
 
 def _clock_findings(trial: Trial) -> Iterable[Finding]:
-    """Yield a finding about each node's clock."""
+    """Yield a finding about each node's clock: a warning if it certainly differs too much from this machine's."""
     for name, clock in ((name, node.clock) for name, node in trial.seen.items() if node.clock):
         text = f"{name} is {clock.ahead_s:+.2f} s from here, to within {clock.took_s / 2:.2f} s"
         if abs(clock.ahead_s) - clock.took_s / 2 > _CLOCK_S:
@@ -330,7 +335,9 @@ def _clock_findings(trial: Trial) -> Iterable[Finding]:
 
 
 def _network_findings(trial: Trial, words: QueueNames) -> Iterable[Finding]:
-    """Yield findings about the connections between the nodes."""
+    """Yield a problem for each node without the requested network interface and each connection between two nodes that
+    fails; for an interface by which all reach each other, yield how fast.
+    """
     need = "a run's nodes need each other's TCP ports from 20000 on"
     errors = {name: node.hello.error for name, node in trial.seen.items() if node.hello.error} | trial.closed
     for name, error in errors.items():

@@ -62,7 +62,9 @@ def trial_output(folder: Path) -> str:
 
 
 def file_of(node: str, number: int) -> str:
-    """Return the name of the file with question or answer `number` of a node."""
+    """Return the common name, without a suffix, of the two files with question `number` to a node and its answer:
+    `NAME.asked` and `NAME.said`.
+    """
     return f"{quote(node, safe='')}-{number}"
 
 

@@ -65,8 +65,8 @@ def _hello(address: str, interface: str) -> Hello:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Answer all questions for `argv`, which is KIND FOLDER SECONDS NODE; exit with 0, or with the error that prevented
-    an answer.
+    """Answer the questions to the node NODE that appear in FOLDER, for at most SECONDS; `argv` is KIND FOLDER SECONDS
+    NODE. An error that prevents answers is printed, and the exit code is then 1.
     """
     os.umask(0o077)
     kind, folder, limit_s, me = argv

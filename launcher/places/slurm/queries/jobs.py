@@ -260,8 +260,8 @@ def is_expedited(text: str) -> bool:
 
 
 def fate_of(text: str, restarts: int) -> Fate:
-    """Return what Slurm is doing with the job, by the output of `scontrol show job`; `restarts` is how often it had
-    been requeued when the current start began.
+    """Return why Slurm ends this start of the job, or that it does not, by the output of `scontrol show job`;
+    `restarts` is how often the job had been requeued when the current start began.
     """
     components = [read_fields(line) for line in text.splitlines()] or [{}]
     fields = components[0]

@@ -122,7 +122,7 @@ def _follows(before: str, host: str) -> bool:
 
 
 def _range(run: Sequence[str]) -> str:
-    """Return the names, which follow each other, as one name with a range in brackets."""
+    """Return names with consecutive numbers as one name with a range: `n[1-3]` for n1, n2, n3."""
     start, first = _NUMBERED.findall(run[0])[0]
     return f"{start}[{first}-{run[-1][len(start) :]}]"
 

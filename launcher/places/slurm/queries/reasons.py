@@ -146,8 +146,8 @@ def _not_available(nodes: str | None, why: str | None) -> str:
 
 
 def _limit(name: re.Match[str]) -> str:
-    """Return the sentence for a limit of an account or QOS, whose name, such as AssocGrpCpuLimit, was matched into its
-    parts.
+    """Return the sentence for a limit of an account or QOS. Its name, such as AssocGrpCpuLimit, was matched into parts:
+    whose limit it is, of what, and whether for each job or for all users together.
     """
     whose = "your account" if name["owner"] == "Assoc" else "your QOS"
     what, per, grouped = name["what"], name["per"], name["kind"] == "Grp"

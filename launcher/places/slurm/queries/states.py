@@ -92,7 +92,11 @@ def _word(part: str) -> str | None:
 
 
 def _deciding(words: set[str]) -> tuple[str, Phase]:
-    """Return (the name that decides among `words`, several state flags of a job, the phase that follows from it)."""
+    """Return (the deciding name among the names in a job's state, the phase that follows from it).
+
+    A flag such as COMPLETING or REQUEUED decides over the base state, such as RUNNING. Without one base state and
+    without a flag the phase is unknown, and all names are returned.
+    """
     for flag, phase in _FLAGS.items():
         if flag in words:
             return flag, phase

@@ -43,9 +43,10 @@ def read_duration(text: str) -> float | None:
 
 
 def read_rows(text: str, width: int, first: re.Pattern[str] = JOB_ID) -> tuple[list[list[str]], list[str]]:
-    """Return (the rows that have `width` fields and whose first one matches `first`, the damaged rows).
+    """Return (the rows that have `width` fields and whose first one matches `first`, the other rows, as text).
 
-    Other text that a site prints is in neither. A user's text in the last field may contain the separator.
+    Text without a separator of fields, such as a site's banner, is in neither. The last field is a user's text and may
+    contain the separator.
     """
     *ended, rest = text.split(ROW)
     rows, damaged = [], [rest] if FIELD in rest else []
