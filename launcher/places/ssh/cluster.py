@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 class SshCluster(Place):
     """A pool of hosts; one object serves one command and asks each host for its facts only once."""
 
-    kind = "ssh"
-    doctor = "launcher.places.ssh.doctor"
-    remote = True
-    takes_roles = True
-    supports_reach = True
-    supports_tunnel = True
+    kind = "ssh"  # the name of this kind of place in a spec
+    doctor = "launcher.places.ssh.doctor"  # the module with its checks
+    remote = True  # runs have their folders on other machines
+    takes_roles = True  # a run may consist of several programs
+    supports_reach = True  # `reach` can start a process beside the ranks of a node
+    supports_tunnel = True  # `line_to` gives a connection that can carry others
 
     def __init__(self) -> None:
         self._pool = Ssh()
@@ -45,7 +45,9 @@ class SshCluster(Place):
         self._not_mended: dict[str, LaunchError] = {}
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what every host of the pool that can take part offers at least."""
+        """Return the fewest GPUs and cores among the pool's hosts that can take part, which are examined once; raise
+        LaunchError if none can be examined.
+        """
         if self._pool != spec.ssh or not self._found:
             self._found = _survey_pool(spec.ssh)
             self._pool = spec.ssh
@@ -53,8 +55,8 @@ class SshCluster(Place):
         return offered([*self._found.values()], gpus, shared=spec.ssh.shared)
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem for each condition of the queue that a pool does not support, or that none of its hosts can
-        watch.
+        """Return a problem for each setting of `spec.queue` that a pool does not support, and for each run in
+        `awaited`, which this one is to follow, that no host of the pool can see.
         """
         return [*not_taken(spec.queue, ("priority", "after", "hold", "at"), self.kind), *unseen(spec.ssh, awaited)]
 
@@ -68,11 +70,11 @@ class SshCluster(Place):
         return f"{folders.pop()}/runs"
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Let a run start, on its hosts, that was submitted to be held."""
+        """Release the run on its hosts if it was submitted to be held; raise Unreachable if a host does not answer."""
         release(run, attempt)
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """Return the hosts of the pool, with their free GPUs and the runs that hold the other GPUs."""
+        """Return the hosts of the pool, each with its free GPUs and the runs that occupy the others."""
         found, troubles = pool.surveyed(spec.ssh)
         return [
             _now(found[host.name])
@@ -92,7 +94,9 @@ class SshCluster(Place):
         return PoolHandover(Path(plan.run_dir), self._found, agent=plan.spec.ssh.agent)
 
     def start(self, plan: Plan, attempt: int) -> None:
-        """Hand the attempt to hosts of the pool."""
+        """Hand the attempt, whose intent is on disk, to hosts of the pool and tell them to begin; raise NotStarted if
+        too few can take part.
+        """
         self.prepare(plan).start(attempt)
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
@@ -115,25 +119,27 @@ class SshCluster(Place):
         return look.look(wholes, self._not_mended)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan | None) -> CancelReport:
-        """Cancel the run on every host, and return the report."""
+        """Cancel the run on every host and return the report; raise Unreachable if ranks may be left on a host."""
         return cancel.cancel(run, attempt)
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-        """Cancel the run, giving up the hosts in `gone` that do not answer; return the report."""
+        """Cancel the run as `cancel` does, but give up hosts in `gone` that do not answer; return the report."""
         return cancel.cancel(run, attempt, gone=gone)
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
-        """Include the named hosts again, or without names all of them."""
+        """Let the run's next attempts use the named hosts again that it has excluded, or with no names all of them."""
         cancel.include_hosts(run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start a process on the node's machine that inspects its ranks, and return the connection to it."""
+        """Start a process on the host of node number `node` that inspects its ranks, and return the connection to the
+        process.
+        """
         from launcher.places.ssh.inside import reach  # late: only who looks inside needs it
 
         return reach(run, attempt, node)
 
     def line_to(self, run: RunDir, node: int) -> "Line":
-        """Return a connection to the node's machine."""
+        """Return an SSH connection to the host of node number `node`."""
         from launcher.places.ssh.inside import line_to  # late: only a tunnel needs it
 
         return line_to(run, node)[1]
@@ -147,7 +153,7 @@ class SshCluster(Place):
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
         """Copy logs, metrics and a checkpoint to this machine; return a line of text for each.
 
-        `checkpoint` is `newest`, `none` or a step.
+        `checkpoint` is `newest`, which copies the best one too, `none`, or a step.
         """
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
@@ -169,16 +175,16 @@ class SshCluster(Place):
         fetch.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return how many bytes each host keeps of the runs; with `remove`, count and then delete them, except those of
-        a run that has processes there.
+        """Return how many bytes each host keeps of the runs. With `remove`, delete what no live run needs, after it was
+        counted.
         """
         from launcher.places.ssh.results import tidying  # late: `launch status` needs none of it
 
         return tidying.tidy(runs, remove=remove)
 
     def discover(self, ref: str) -> Path | None:
-        """Create a folder here for the run that another machine submitted and that `ref` names; return it, or None if
-        there is no such run.
+        """Create a folder here for the run that another machine submitted and whose id is `ref` or begins with it.
+        Return the folder, or None if there is no such run.
         """
         from launcher.places.ssh.submit import discovery  # late: it reads YAML
 
@@ -201,7 +207,9 @@ def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False
 
 
 def _survey_pool(ssh: Ssh) -> dict[str, Surveyed]:
-    """Return what was found on each host of the pool; raise an error if no host can be used."""
+    """Return what was found on each host of the pool, by name, without the hosts that could not be examined; raise
+    LaunchError if that leaves none.
+    """
     if not ssh.hosts:
         hint = "hint: `ssh: {hosts: [...]}` in the spec, or a pool in the clusters file and --on its name"
         raise BadInput("--on ssh: the spec names no hosts", hint)
@@ -217,7 +225,7 @@ def _survey_pool(ssh: Ssh) -> dict[str, Surveyed]:
 
 
 def _now(one: Surveyed) -> HostNow:
-    """Return a host as `launch hosts` shows it."""
+    """Return the entry of `launch hosts` for a host that was examined."""
     seen = one.occupancy
     runs = tuple(dict.fromkeys(holder.run for holder in seen.held if holder.run))
     waits = f"{len(seen.waiting)} waiting" if seen.waiting else ""

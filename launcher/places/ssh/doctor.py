@@ -38,7 +38,7 @@ class TimedLogin:
 
     line: Line
     key: str  # the key that the host accepted
-    took_s: float
+    took_s: float  # seconds
 
 
 def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
@@ -73,7 +73,9 @@ def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Fi
 
 
 def _log_in(target: Target) -> TimedLogin:
-    """Return a timed login. Several keys are tried one by one, because a connection does not say which key it used."""
+    """Return a timed login; raise LaunchError if no key is accepted. Several keys are tried one by one, because a
+    connection does not say which of them it used.
+    """
     if target.transport == "openssh":
         return _timed(target, "as OpenSSH finds it")
     if len(target.keys) + target.agent > 1:
@@ -86,7 +88,9 @@ def _log_in(target: Target) -> TimedLogin:
 
 
 def _timed(target: Target, key: str) -> TimedLogin:
-    """Return a timed login with `key`; raise LaunchError if it fails."""
+    """Return a timed login; raise LaunchError if it fails. `key` is the text for the result's `key`, and does not
+    choose the key that is used.
+    """
     began = time.monotonic()
     line = connect_all([target], lambda _name, _text: None)[target.name]
     if isinstance(line, LaunchError):
@@ -95,9 +99,10 @@ def _timed(target: Target, key: str) -> TimedLogin:
 
 
 def _look(host: SshHost, login: TimedLogin, helpers: dict[str, Helper]) -> SeenHost:
-    """Return what the host reports of itself and what only a trial shows; raise LaunchError if it cannot be examined.
+    """Return what the host reports of itself, and what a helper process found by trying it; raise LaunchError if the
+    host cannot be examined.
 
-    The process that makes the trial stays in `helpers`, under the host's name.
+    The helper process is added to `helpers`, under the host's name, and keeps running.
     """
     found = survey(login.line, host)
     facts = found.facts
@@ -122,8 +127,8 @@ def _between(
     """Yield findings about the connections between the hosts and, if the request has a trial, about an all-reduce over
     all of them.
 
-    `helpers` are processes on the hosts and `logins` connections to these, by host; `tell` is called before what takes
-    long.
+    `helpers` are processes on the hosts and `logins` connections to the hosts, each by the host's name; `tell` is
+    called with a line of text before each check that takes long.
     """
     members = [Member(helpers[host.name], host.found.address) for host in hosts]
     found = measured(members, tell)

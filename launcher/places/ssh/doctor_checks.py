@@ -51,7 +51,9 @@ def table_finding(hosts: Sequence[SeenHost], all_of_them: int) -> Finding:
 
 
 def reboot_finding(workdirs: Sequence[str]) -> Finding:
-    """Return the finding on how runs continue on a host after a reboot."""
+    """Return the finding on how runs continue on a host after a reboot; `workdirs` are the folders in which the pool's
+    hosts keep runs, and each gets a crontab line.
+    """
     text = "a host that was rebooted takes part in its runs again when `launch status` is asked next"
     lines = "; or ".join(map(crontab_line, workdirs))
     hint = f"without anybody, with this line in the crontab of each (crontab -e there): {lines}"

@@ -45,7 +45,8 @@ class Facts(msgspec.Struct, frozen=True):
     """The output of `probe_there`: the facts about one host.
 
     `tag` names the Python's ABI, the machine type and the C library; `missing` the packages that the launcher needs and
-    this Python lacks; `address` is the one that SSH has connected to; `clock` is the host's time.
+    this Python lacks; `address` is the one that SSH has connected to. `cpus` is the number of usable cores, `gpus` are
+    the numbers of the GPUs; `clock` is the host's time in seconds since 1970.
     """
 
     python: _Absolute
@@ -63,7 +64,7 @@ class Facts(msgspec.Struct, frozen=True):
     gpus: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=4096)]
     sockets: tuple[str, ...]  # names of sockets that show which runs of any user hold or await slots
     disk_free: _Count  # bytes
-    inodes_free: _Count | None
+    inodes_free: _Count | None  # None: the file system does not count them
     writable: bool  # whether `workdir` can be written or created
     memory: _Count  # bytes
     clock: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
@@ -81,7 +82,7 @@ class Surveyed:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Return the host's GPUs that the pool's options allow."""
+        """Return the numbers, as text, of the host's GPUs that the pool's options allow."""
         found = tuple(str(number) for number in self.facts.gpus)
         return found if self.host.gpus is None else found[: self.host.gpus]
 
@@ -91,14 +92,14 @@ class Surveyed:
         return occupancy("\n".join(self.facts.sockets))
 
     def taken(self, kind: str) -> int:
-        """Return how many of the host's usable GPUs, or if `kind` is that of CPU slots, how many of these are taken."""
+        """Return how many slots of the host runs hold: usable GPUs, or CPU slots if `kind` is CPU."""
         holders = self.occupancy.taken(kind)
         if kind == CPU:
             return sum(int(holder.number) for holder in holders)
         return len({holder.number for holder in holders if holder.number in self.gpus})
 
     def has_room(self, plan: Plan) -> bool:
-        """Return whether no run waits on the host and enough slots for the plan are free."""
+        """Return whether no run waits for slots of this host, and as many are free as the plan needs on one host."""
         share = most_of_a_host(plan)
         kind, there = (GPU, len(self.gpus)) if share.gpus else (CPU, self.facts.cpus)
         wanted = min(there, share.gpus or share.cpus)

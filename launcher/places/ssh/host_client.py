@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """The time limits of a host's answers, in seconds."""
+    """The time limits, in seconds, for a host's answers."""
 
     soon_s: float = 10.0  # for requests that take no work
-    answer_s: float = 120.0
+    answer_s: float = 120.0  # for all other requests, unless one sets its own limit
     ends_s: float = 60.0  # beyond the grace period: for killing what is left of a run
 
 
@@ -49,7 +49,9 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def settled_in(line: Line, found: Surveyed) -> str:
-    """Return the Python with the launcher on the host, after installing the launcher if it was missing."""
+    """Return the path of the Python on the host that has the launcher of this version, after installing it there if it
+    was missing; raise LaunchError if it cannot be installed.
+    """
     facts = found.facts
     tag = facts.tag if facts.tag == bundle.own_tag() else ""
     if not tag and facts.missing:
@@ -83,9 +85,9 @@ _ELSEWHERE = "hint: `launch doctor POOL` tries that folder; `workdir:` of the ho
 
 
 class HostClient:
-    """The client of one host.
+    """The client of the launcher's server on one host: it sends one question after the other.
 
-    It sends one question after the other to a server on the host, which exits together with it.
+    The server is started with the first question, and exits with its client.
     """
 
     def __init__(self, line: Line, place: Place, limits: HostLimits | None = None) -> None:
@@ -119,7 +121,8 @@ class HostClient:
     def ask_with_files(
         self, request: Request, kind: type[T], parts: Callable[[T], Iterable[Part]], most: int, limit_s: float
     ) -> tuple[T, list[Tail]]:
-        """Return (the answer of type `kind`, the files or ends of files that follow it).
+        """Return (the answer of type `kind`, the files or pieces of files that follow it); errors are as for `ask`, and
+        the same if the files do not fit the answer.
 
         `parts` takes the names and sizes of these files from the answer; together they have at most `most` bytes.
         """
@@ -153,7 +156,7 @@ class HostClient:
         return LaunchError(f"{self.place.host.name}: does not speak as expected: {what}")
 
     def over(self, line: Line) -> bool:
-        """Return whether the client's server was started over the connection `line`."""
+        """Return whether the client's server was, or will be, started over the connection `line`."""
         return self._line is line
 
     def close(self) -> None:
@@ -163,8 +166,8 @@ class HostClient:
             self._server = None
 
     def _with_right_version(self, question: Callable[[RpcClient], T]) -> T:
-        """Ask and return the answer; if the run was handed over by another version of the launcher, install this
-        version on the host and ask again.
+        """Return the result of `question`, which is given the connection to the server. If the server is one of another
+        version of the launcher, which handed the run over, install this version on the host and ask again.
         """
         try:
             with self._asking() as server:

@@ -19,10 +19,9 @@ T = TypeVar("T")
 
 
 def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
-    """Return a client of a host, over a connection that this process may have already; raise an error if the host
-    cannot be reached.
+    """Return a client of a host; raise LaunchError if the host cannot be reached.
 
-    `limits` hold for as long as the connection does.
+    As long as the SSH connection to the host stays open, it is the same client, with the `limits` of the first call.
     """
     line = lines_to([place])[place.host.name]
     if not isinstance(line, Line):
@@ -35,9 +34,9 @@ def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
 
 
 def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line | LaunchError]:
-    """Return connections to all hosts, opened at the same time, or the error for each.
+    """Return SSH connections to all hosts, opened at the same time, or the error for each, by the host's name.
 
-    A host that did not answer a moment ago is skipped, unless `anew` is set.
+    A host that did not answer a moment ago is skipped, with that error, unless `anew` is set.
     """
     lines: dict[str, Line | LaunchError] = {
         place.host.name: why for place in places if not anew and (why := _silent.why(place)) is not None
@@ -56,9 +55,10 @@ def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line |
 def ask_all(
     places: Sequence[Place], work: Callable[[HostClient], T], *, anew: bool = False
 ) -> dict[str, T | LaunchError]:
-    """Return the result of `work` for each host, all at the same time, or the error that prevented it.
+    """Call `work` with a client of each host, for all hosts at the same time; return its results, or the error that
+    prevented one, by the host's name.
 
-    A host that did not answer a moment ago is skipped, unless `anew` is set.
+    A host that did not answer a moment ago is skipped, with that error, unless `anew` is set.
     """
     by_name = {place.host.name: place for place in places}
     lines = lines_to([*by_name.values()], anew=anew)

@@ -12,9 +12,8 @@ from launcher.run.layout import AttemptDir, RunDir
 
 
 def line_to(run: RunDir, node: int) -> tuple[Place, Line]:
-    """Return (the host of the node, a connection to it); raise Unreachable if there is none.
-
-    The name of the machine only chooses among the hosts that the run was handed to.
+    """Return (the host of node number `node`, an SSH connection to it). Raise Refused if this machine did not hand the
+    run to the host that the node's records name, Unreachable if the host cannot be reached.
     """
     name = machine_of(run, node)
     place = places_ever(run.whole).get(name)

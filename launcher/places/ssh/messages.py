@@ -1,4 +1,5 @@
-"""Define what a submitter asks of a host over one SSH connection (hostlink.rpc), and the answers.
+"""Define what a submitter asks of a host over one SSH connection (launcher/remote/rpc), and the answers. In a
+docstring, `→` is followed by the answer to the request.
 
 Open ─► Opened: the code is wanted ─► CodeTree ─► Open ─► Opened: its supervisor listens ─► Supervisors ─► GoAhead
 
@@ -35,14 +36,14 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class OfRun(msgspec.Struct, frozen=True):
-    """A question about one run on a host."""
+    """The base of questions about one run on a host."""
 
     run_id: RunId
     workdir: str  # the folder of all runs on the host
 
 
 class OfCheckpoints(OfRun, frozen=True):
-    """A question about a run's checkpoints."""
+    """The base of questions about the checkpoints in one folder of a run."""
 
     folder: str  # relative to the run's folder
 
@@ -51,9 +52,9 @@ class Open(OfRun, frozen=True, tag="open"):
     """Prepare an attempt on the host; its records follow. Nothing starts before GoAhead. → Opened"""
 
     node: int  # the host's number in the plan
-    plan: msgspec.Raw
+    plan: msgspec.Raw  # the plan's JSON
     code: str  # the digest of the user's code
-    intent: Intent
+    intent: Intent  # the attempt's number and token
     gpus: tuple[str, ...]  # the host's GPUs that may be used
     records: tuple[Part, ...]  # names and sizes of the records that follow
 
@@ -75,9 +76,9 @@ class Opened(msgspec.Struct, frozen=True):
 class CodeTree(msgspec.Struct, frozen=True, tag="code"):
     """Send the code that is needed: the contents of its regular files follow, in order. → None"""
 
-    workdir: str
-    digest: str
-    files: tuple[FileEntry, ...]
+    workdir: str  # the folder of all runs on the host
+    digest: str  # of the whole code, under which the host stores it
+    files: tuple[FileEntry, ...]  # all files of the code, with their sizes
 
     @property
     def follows(self) -> int:
@@ -98,7 +99,7 @@ class GoAhead(msgspec.Struct, frozen=True, tag="go"):
 class ListRuns(msgspec.Struct, frozen=True, tag="runs"):
     """Ask which runs of this user are on the host. → list of their ids"""
 
-    workdir: str
+    workdir: str  # the folder of all runs on the host
 
 
 class AskReport(OfRun, frozen=True, tag="look"):
@@ -111,8 +112,8 @@ class OpenedByHosts(msgspec.Struct, frozen=True):
     """An attempt that hosts opened by themselves, so that only they know of it."""
 
     hosts: tuple[str, ...]  # the hosts of its nodes, in order
-    cause: Cause | None
-    created_at: float
+    cause: Cause | None  # why the attempt before it ended
+    created_at: float  # seconds since 1970
 
 
 class RunReport(msgspec.Struct, frozen=True):
@@ -127,7 +128,7 @@ class RunReport(msgspec.Struct, frozen=True):
     last: RunState | None = None  # the content of its state.json
     avoided: tuple[Exclusion, ...] | None = None  # the hosts that its next attempts do not use; None: no record of it
     stop: StopRequest | None = None  # the user's request to stop the attempt, if there is one
-    end: AttemptEnd | None = None
+    end: AttemptEnd | None = None  # how the attempt ended; None: it has not, or the end is not reported yet
     roles: tuple[RoleReport, ...] = ()  # beside the main one
     files: tuple[Part, ...] = ()
     more: bool = False  # there are more events than fit into this answer
@@ -142,16 +143,16 @@ class AskSubmitted(OfRun, frozen=True, tag="submitted"):
 class Submitted(msgspec.Struct, frozen=True):
     """A run's submission, for a machine that has not seen it."""
 
-    spec: str
-    overrides: tuple[str, ...]
-    submitted_at: float
+    spec: str  # the text of the spec
+    overrides: tuple[str, ...]  # changes of the spec on the command line
+    submitted_at: float  # seconds since 1970
     hosts: tuple[str, ...]  # the hosts of its newest plan
 
 
 class AskTails(OfRun, frozen=True, tag="logs"):
     """Ask for the new parts of the files in `folders` of the run. → Tails"""
 
-    folders: tuple[str, ...]
+    folders: tuple[str, ...]  # relative to the run's folder
     known: Mapping[str, int]  # by file name, how many bytes the asker has
 
 
@@ -182,7 +183,7 @@ class TakeFile(OfCheckpoints, frozen=True, tag="put"):
 
     manifest_size: Size  # in bytes
     name: str
-    size: Size
+    size: Size  # of the file, in bytes
     kind: Kind = "step"
 
     @property
@@ -192,7 +193,7 @@ class TakeFile(OfCheckpoints, frozen=True, tag="put"):
 
 
 class Release(OfRun, frozen=True, tag="release"):
-    """Let a run start that was submitted to be held. → None"""
+    """Release a run that was submitted to be held, so that it may start. → None"""
 
 
 class Cancel(OfRun, frozen=True, tag="cancel"):
@@ -228,7 +229,7 @@ class Tidied(msgspec.Struct, frozen=True):
 
 
 class IncludeHosts(OfRun, frozen=True, tag="pardon"):
-    """Include the named hosts again, or all if none is named. → None"""
+    """Let the run's next attempts use the named hosts again that it has excluded, or all if none is named. → None"""
 
     hosts: tuple[str, ...]
 

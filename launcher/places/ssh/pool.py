@@ -23,7 +23,8 @@ def hosts_of(pool: Ssh) -> list[SshHost]:
 
 
 def lines_to(hosts: Iterable[SshHost], *, agent: bool) -> dict[str, Line | LaunchError]:
-    """Return a connection to each host, already open or new, or the error; it stays open until this process ends.
+    """Return an SSH connection to each host, by its name, or the error; a connection stays open until this process
+    ends.
 
     With `agent`, keys of the user's ssh-agent are tried too.
     """
@@ -37,12 +38,12 @@ def lines_to(hosts: Iterable[SshHost], *, agent: bool) -> dict[str, Line | Launc
 
 @lru_cache(maxsize=4096)
 def _target(host: SshHost, agent: bool) -> Target:
-    """Return how to reach a host; with `agent`, keys of the user's ssh-agent are tried too."""
+    """Return how to reach a host over SSH; with `agent`, keys of the user's ssh-agent are tried too."""
     return target_of(host, agent=agent)
 
 
 def working(lines: Mapping[str, Line | LaunchError]) -> dict[str, Line]:
-    """Return the connections without the errors."""
+    """Return the connections in `lines`, by host, without the errors."""
     return {name: line for name, line in lines.items() if isinstance(line, Line)}
 
 
@@ -66,6 +67,6 @@ def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Su
 
 
 def troubles_of(pool: Ssh) -> dict[str, LaunchError]:
-    """Return why hosts of the pool could not be examined when they last were."""
+    """Return, by host, why hosts of the pool could not be examined when this process last did so."""
     with _lock:
         return {host.name: _troubles[host] for host in hosts_of(pool) if host in _troubles}

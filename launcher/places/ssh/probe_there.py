@@ -117,7 +117,7 @@ def _is_own_group(group: int) -> bool:
 
 
 def _without_domain(name: str) -> str:
-    """Return a user's name without its domain."""
+    """Return a user's name without its domain, which may stand before a backslash or after an @."""
     return name.rpartition("\\")[2].partition("@")[0]
 
 

@@ -23,8 +23,10 @@ def handed_to(run: RunDir, attempt: AttemptDir) -> list[Place]:
 
 
 def places_ever(run: RunDir, of: Sequence[AttemptDir] | None = None) -> dict[str, Place]:
-    """Return, by name, every host that an attempt, or one of `of`, was handed to, with its newest address; hosts that a
-    user gave up are left out.
+    """Return, by name, every host that an attempt of the run was handed to, with its newest address; leave out hosts
+    that a user gave up.
+
+    With `of`, only these attempts count.
     """
     last = {one.host: one.attempt for one in _records(run)}
     handed = _handed(attempts(run) if of is None else of)
@@ -32,25 +34,25 @@ def places_ever(run: RunDir, of: Sequence[AttemptDir] | None = None) -> dict[str
 
 
 def everywhere(run: RunDir) -> dict[str, Place]:
-    """Return every host that an attempt was handed to, including those given up."""
+    """Return, by name, every host that an attempt was handed to, including those that a user gave up."""
     return {place.host.name: place for _, place in _handed(attempts(run))}
 
 
 def gone(run: RunDir) -> set[str]:
-    """Return the hosts that a user gave up and to which no attempt was handed since."""
+    """Return the names of the hosts that a user gave up and to which no attempt was handed since."""
     return everywhere(run).keys() - places_ever(run).keys()
 
 
 def is_there(attempt: AttemptDir) -> bool:
-    """Return whether the attempt's ranks run on hosts of a pool, and so write to those hosts' disks instead of this
-    machine's.
+    """Return whether the attempt was handed to a pool, so that its ranks write to disks of the pool's hosts, not to
+    this machine's.
     """
     intent = read_record(attempt.intent, Intent)
     return intent is None or intent.cluster_kind == "ssh"
 
 
 def give_up(run: RunDir, hosts: Collection[str]) -> None:
-    """Record that hosts are gone for good, for the present attempt and earlier ones."""
+    """Record for the newest attempt and earlier ones that a user gave up these hosts, as they are gone for good."""
     last = last_attempt(run).number
     kept = [one for one in _records(run) if one.host not in hosts]
     write_record(run.gone, [*kept, *(Gone(host, last) for host in hosts)])

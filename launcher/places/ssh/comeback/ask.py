@@ -29,7 +29,8 @@ _SILENT_S = 30.0  # the coordinator writes the state much more often
 
 
 def ask_lost(run: RunDir) -> None:
-    """Start a process that asks the lost hosts of a run to take part again, at most once every few seconds.
+    """Start a process that asks the lost hosts of a run to take part again, unless one was started in the last 15
+    seconds.
 
     It is started for a run that continues without these hosts or waits for them. Hosts that have lost only their
     supervisor are asked, too, and if the run's state is old, the leader's host.
@@ -51,8 +52,8 @@ def ask_lost(run: RunDir) -> None:
 
 
 def _unsupervised(run: RunDir) -> list[str]:
-    """Return the hosts that may have no supervisor: those that did not answer the leader, and the leader if its report
-    says so.
+    """Return the hosts that may have no supervisor: those that the run avoids as they did not answer its leader, and
+    the leader's host if its last report says that its supervisor is gone.
     """
     attempt = newest(run)
     seen = readable(attempt.seen, ClusterAnswer) if attempt is not None else None
@@ -75,7 +76,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _is_time(run: RunDir) -> bool:
-    """Return True, and record the time, unless a process has asked within the last seconds."""
+    """Return True and record the time, unless a process has asked in the last 15 seconds; return False also if the time
+    cannot be recorded.
+    """
     try:
         age_s = time.time() - run.asked_back.stat().st_mtime
     except FileNotFoundError:

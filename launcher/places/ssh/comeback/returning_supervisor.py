@@ -1,11 +1,11 @@
 """Supervise a run on a host that was lost: restarted there, it takes part in the attempt that continues.
 
-If only the supervisor before was killed, it adopts the agent that runs on, and leads where that has the coordinator:
-its vote on disk says whether it leads still, and the agents of the others decide how long the coordinator does.
-Without that agent it never leads an attempt again that had begun. If no host continues the run it exits, unless it led
-the run and the others still wait for a leader: then it takes part in their election. If the run has not begun yet, it
-waits with the others for the hosts that the run needs. It has its newest vote in voter.json, and listens at the address
-that the others know.
+If only the earlier supervisor was killed, the host's agent, which starts the ranks, still runs. The new supervisor then
+adopts it, and leads the attempt again if that agent runs the coordinator and this host voted for no other leader.
+Without a running agent it never leads an attempt again that had begun. If no host continues the run it exits, unless it
+led the run and the others still wait for a leader: then it takes part in their election. If the run has not begun yet,
+it waits with the others for the hosts that the run needs. Its newest vote is in voter.json, and it listens at the
+address that the others know.
 """
 
 import time
@@ -14,7 +14,7 @@ from typing import BinaryIO
 from launcher.errors import Exit, LaunchError
 from launcher.places.ssh.host import presence
 from launcher.places.ssh.host.follower import TakeOver, leader_of
-from launcher.places.ssh.host.host_supervisor import carry_on, keep, slots_for, to_its_end
+from launcher.places.ssh.host.host_supervisor import carry_on, slots_for, to_its_end, wait_and_run
 from launcher.places.ssh.host.leader import enough
 from launcher.places.ssh.host.supervisor_messages import Ask, OpenAttempt, Rejoin, statuses
 from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
@@ -41,7 +41,9 @@ class ReturningSupervisor(Strategy):
     """
 
     def boot(self) -> bytes:
-        """Return the line with the address at which this supervisor listens, the same as before."""
+        """Return the line for the process that started this one, which tells it where this supervisor listens: at the
+        same address and port as the one before.
+        """
         number = int(self.words[0])
         attempt = self.run.attempt(number)
         mine, peers = presence.taken(attempt), read_record(attempt.supervisors, tuple[Peer, ...])
@@ -56,16 +58,19 @@ class ReturningSupervisor(Strategy):
         return encoded(Opened(self._supervisor.rpc.port))
 
     def supervise(self, go: BinaryIO) -> int:
-        """Take part in the run for as long as another host leads; return the exit code."""
+        """Take part in the run until it ends or no host continues it; return the exit code. `go` is closed at once, as
+        no message to begin is awaited.
+        """
         go.close()
         return to_its_end(self._supervisor, lambda: come_back(self._supervisor, self._wakeup, self._gpus))
 
 
 def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
-    """Take part once another host leads and this host has the resources it needs; until then hold no slots. If the run
+    """Take part once another host leads and the slots that this host needs are free; until then hold none. If the run
     still waits for its hosts, wait with them.
 
-    `gpus` are the host's GPUs that may be used. Return the exit code.
+    `gpus` are the host's GPUs that may be used. Return the exit code, which is OK also if the run is over or nobody
+    continued it in time.
     """
     rules, slots, led_at = supervisor.plan.spec.recovery, slots_for(supervisor.plan, gpus), time.monotonic()
     votes_from = may_vote_from(led_at, rules.lease_s)
@@ -90,7 +95,7 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
                     led_at = time.monotonic()
         elif is_awaited(supervisor):
             supervisor.returning, supervisor.ready.told = False, True
-            return keep(supervisor, wakeup, gpus)
+            return wait_and_run(supervisor, wakeup, gpus)
         elif supervisor.rpc.all_gone(rules.lease_s):
             break  # the run is over
         elif time.monotonic() > votes_from and is_missed(supervisor):
@@ -137,8 +142,10 @@ def is_awaited(supervisor: SupervisorState) -> bool:
 
 
 def is_missed(supervisor: SupervisorState) -> bool:
-    """Return whether this host led the newest attempt that it knows, and all hosts that answer wait in that attempt for
-    a leader and are enough to continue with this one.
+    """Return whether the other hosts need this one to continue the run.
+
+    That is so if this host led the newest attempt that it knows, all hosts that answer wait in that attempt for a
+    leader, and together with this one they are enough to continue.
     """
     if not supervisor.plan.disks_apart or not supervisor.ballot.voter.has_vote or not _is_in_newest(supervisor):
         return False
@@ -151,9 +158,10 @@ def is_missed(supervisor: SupervisorState) -> bool:
 
 
 def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:
-    """Return the agent that the supervisor before this one has left running in the newest attempt that this host knows.
+    """Return the agent that the earlier supervisor of this host left running in the newest attempt that this host
+    knows, ready to be adopted.
 
-    Return None if there is none, or if it coordinates an attempt that this host does not lead any more.
+    Return None if there is none, or if the agent coordinates an attempt that this host does not lead any more.
     """
     if not _is_in_newest(supervisor):
         return None
@@ -166,8 +174,8 @@ def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:
 
 
 def _is_in_newest(supervisor: SupervisorState) -> bool:
-    """Change to the newest attempt that this host knows; return whether it has begun and not ended as far as it
-    knows.
+    """Change to the newest attempt that this host knows. Return whether its plan is on this disk and no end of it is
+    known.
     """
     number = supervisor.ballot.voter.newest.attempt
     if not supervisor.plan.disks_apart and (last := newest(supervisor.run)) is not None:
@@ -198,7 +206,9 @@ def elect_again(supervisor: SupervisorState, wakeup: Wakeup, *, within_s: float)
 
 
 def _take_part(supervisor: SupervisorState, wakeup: Wakeup) -> int:
-    """Run the attempts from now on as a member that has begun, and return the exit code."""
+    """Run this attempt and those that follow it, as a host that need not wait for the others to begin; return the exit
+    code.
+    """
     supervisor.ready.told = supervisor.ready.prepared = supervisor.ready.began = True
     supervisor.returning = False
     return carry_on(supervisor, wakeup, again=True)

@@ -23,7 +23,9 @@ _AGAIN_S, _GIVE_UP_S = 5.0, 300.0  # the network may come up later than we
 
 
 def main(argv: Sequence[str]) -> int:
-    """Restart the supervisors of all runs in WORKDIR, or of one, and return the exit code."""
+    """Restart the supervisors of all runs in WORKDIR, or only of RUN_ID; return the exit code, which is not 0 if one
+    could not be started.
+    """
     os.umask(0o077)
     runs = Path(os.path.expanduser(argv[0]), "runs")
     if len(argv) > 1:
@@ -38,8 +40,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _restart_supervisor(run: RunDir) -> bool:
-    """Start the run's supervisor with the launcher that it had; return False if it was needed and could not be
-    started.
+    """Start the run's supervisor with the launcher version that it had. Return False if that failed, and True if it was
+    started or if the run needs none here.
     """
     found = presence.begun(run)
     mine = presence.taken(found[0]) if found is not None else None

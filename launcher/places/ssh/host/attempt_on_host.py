@@ -1,4 +1,4 @@
-"""Hold one host's part in an attempt: its plan, its records on this disk, its agent, and the change to the next."""
+"""Keep one host's part in an attempt: its plan, its records on this disk, its agent, and the change to the next."""
 
 import shutil
 import time
@@ -57,9 +57,11 @@ class AttemptOnHost:
     def agent(
         self, gpus: Sequence[str] | None, fds: Sequence[int], records_due: SharedEvent | None = None
     ) -> AgentProcess:
-        """Return this node's agent, not yet started, which sees only the given GPUs of this host and inherits `fds`.
+        """Return this node's agent, not yet started. It sees only the GPUs `gpus` of this host, or all with None, and
+        inherits the file descriptors `fds`, by which it holds the host's slots.
 
-        The coordinator, if it runs in this agent, sets `records_due`.
+        The coordinator, if it runs in this agent, sets `records_due` when records are to be copied to other hosts at
+        once.
         """
         return agent_process(self.plan, self.attempt, self.index, keep=fds, gpus=gpus, records_due=records_due)
 
@@ -71,10 +73,11 @@ class AttemptOnHost:
         plan: Plan,
         attempt: AttemptDir,
     ) -> list[AgentProcess]:
-        """Return the processes, not yet started, that this host runs for a role's `attempt` beside the main one.
+        """Return the processes, not yet started, that this host runs for an attempt of a role beside the main one,
+        whose plan is `plan`.
 
-        On the leader the first is the role's coordinator, which sets `records_due`. They see only the given GPUs and
-        inherit `fds`.
+        On the leader the first is the role's coordinator, which sets `records_due` when records are to be copied to
+        other hosts at once. The agents see only the GPUs `gpus`, and all processes inherit the file descriptors `fds`.
         """
         nodes = [node.index for node in plan.nodes if node.host == self.host]
         agents = [agent_process(plan, attempt, node, keep=fds, gpus=gpus) for node in nodes]
@@ -93,8 +96,8 @@ class AttemptOnHost:
             write_record(self.attempt.handle, Handle(LOCAL, supervisor=this_process()))
 
     def open(self, *, again: bool = False) -> None:
-        """Claim the attempt, so that no other process runs it here and no older attempt writes any more; raise Fenced
-        if another has.
+        """Claim the attempt for this process, so that no other supervisor runs it here and no older attempt writes any
+        more; raise Fenced if another process has claimed it.
 
         `again` says that the process that had claimed it is gone.
         """
@@ -115,8 +118,8 @@ class AttemptOnHost:
             write_record(self.run.state, self._starting())
 
     def prepare(self, proposal: OpenAttempt, known: dict[str, NodePlan], token: str) -> None:
-        """Write this host's plan for the next attempt, on the hosts that its leader chose, and the attempt's intent
-        with `token`.
+        """Write this host's records of the next attempt, as its leader proposed it: the plan on the hosts that the
+        leader chose, and the intent, by which attempt and `token` identify one start.
 
         On a shared disk do nothing, as the leader has written both. `known` has all nodes of the run's first plan by
         host.
@@ -136,7 +139,9 @@ class AttemptOnHost:
         self.before, self.attempt = self.attempt, self.run.attempt(number)
 
     def pass_on_stop(self) -> None:
-        """Copy a stop request from the previous attempt to this one."""
+        """Copy a user's stop request, if there is one, from the folder of the attempt before this one to that of this
+        one.
+        """
         pass_on_stop(self.before, self.attempt)
 
     def discard(self) -> None:
@@ -147,8 +152,8 @@ class AttemptOnHost:
             shutil.rmtree(self.run.path, ignore_errors=True)
 
     def give_up(self, why: str) -> None:
-        """Write a launcher fault as the attempt's end if this host leads; otherwise the other hosts notice that this
-        host is gone.
+        """If this host leads and the attempt has no end yet, write that it failed by a launcher fault, with the message
+        `why`. If it does not lead, do nothing: the other hosts notice that this host is gone.
         """
         if self.leads and read_record(self.attempt.end, AttemptEnd) is None:
             self.end(AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, 0.0, why))
@@ -169,8 +174,8 @@ class AttemptOnHost:
 
 
 def _plan_of(run: RunDir, number: int) -> Plan:
-    """Return the plan of attempt `number`; for a run of several roles, with the address that all hosts draw for each
-    rank.
+    """Return the plan of attempt `number`. If the run has several roles, the plan has the address of each rank, which
+    all hosts derive from the attempt's token.
     """
     plan = read_plan(run, number)
     if not plan.roles or plan.addresses:
@@ -179,9 +184,10 @@ def _plan_of(run: RunDir, number: int) -> Plan:
 
 
 def reseated(plan: Plan, known: dict[str, NodePlan], names: Sequence[str], away: Sequence[str]) -> Plan:
-    """Return the plan on the hosts `names`, the first as leader and those beyond what the run needs as spares.
+    """Return the plan moved to the hosts `names`: the first is the leader, and those beyond what the run needs are
+    spares.
 
-    Hosts in `away` are lost and may return; `known` has the address of each host by name.
+    Hosts in `away` are lost and may return; `known` has the node, with its address, of each host by name.
     """
     here, gone = ([(name, known[name].address) for name in some] for some in (names, away))
     return with_hosts(plan, here, gone)

@@ -1,4 +1,5 @@
-"""Keep this host's part in the quorum on its disk, with hosts by name; `quorum/core.py` has the rules."""
+"""Keep this host's part in the quorum on its disk, with hosts by name; `quorum/core.py` has the rules. An attempt is
+settled once it is known that enough voters have accepted it."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -41,17 +42,19 @@ class Ballot:
 
     @property
     def voted(self) -> tuple[int, int]:
-        """Return (attempt number, candidate) of this host's newest vote."""
+        """Return (attempt number, number of the candidate's host) of this host's newest vote."""
         return self.voter.voted
 
     def keep(self, voter: Voter) -> None:
-        """Write the votes to disk, then use them."""
+        """Write `voter`, the changed votes and accepted attempts, to disk, and use it from then on."""
         if voter != self.voter and self._on_disk:
             write_sealed(self.path, voter)
         self.voter = voter
 
     def move(self) -> None:
-        """Note that the attempt that was accepted or opened is now the present one, and that its leader is not lost."""
+        """Forget what held for the attempt before: that its leader was lost, and that the new one was accepted and
+        still had to begin.
+        """
         self.leaderless, self.accepted = False, None
 
     # -- how new the records are
@@ -81,9 +84,9 @@ class Ballot:
     # -- questions of others; each gives the reason for a refusal
 
     def against_vote(self, asked: Vote, leader: str) -> str:
-        """Return why this host refuses its vote, or "" if it gives it.
+        """Return why this host does not give its vote to the candidate in `asked`, or "" if it may.
 
-        `leader` leads the present attempt, which this host may not have accepted yet.
+        `leader` is the host that leads the present attempt, by name; this host may not have accepted that attempt yet.
         """
         hears = not self.leaderless and not (0 <= asked.node < len(self.hosts) and self.hosts[asked.node] == leader)
         return self.voter.against_vote(_request(asked), self.records(), hears_leader=hears)
@@ -113,14 +116,14 @@ class Ballot:
         return self.voter.against_append(Append(replica.attempt, replica.node))
 
     def elected(self, node: int) -> bool:
-        """Return whether this host voted for the node and has not accepted its attempt yet; then the node's history
-        replaces this host's.
+        """Return whether this host voted for host number `node` and has not accepted the attempt of that host yet;
+        until then its history replaces this host's.
         """
         return self.voted[1] == node and self.voted[0] > self.voter.newest.attempt
 
     def comes_before(self, replica: Replica) -> bool:
-        """Return whether the record is of an attempt older than the one for which this host voted for the record's
-        sender.
+        """Return whether this host voted for the sender of `replica`, has not accepted the attempt of that vote yet,
+        and the record is of an older attempt.
         """
         return self.elected(replica.node) and replica.attempt < self.voted[0]
 
@@ -133,7 +136,7 @@ class Ballot:
         return follows and not self.leaderless
 
     def against_open(self, said: OpenAttempt) -> str:
-        """Return why the attempt is not to be accepted, or "" if `accept` may follow."""
+        """Return why this host may not accept the attempt `said`, or "" if it may."""
         if not self._is_sound(said):
             return "it is not on hosts of this run"
         if not self._on_disk:
@@ -141,18 +144,20 @@ class Ballot:
         return self.voter.against_open(self._opened(said), self.records())
 
     def accept(self, said: OpenAttempt) -> None:
-        """Accept the attempt, once its plan is on disk."""
+        """Accept the attempt `said`, whose plan is on disk already."""
         if self._on_disk:
             self.keep(self.voter.accept(self._opened(said)))
         self.accepted = said
 
     def settle(self, said: Settled) -> None:
-        """Record that enough voters have accepted the attempt."""
+        """Drop the attempts before the newest if `said` reports, from the leader of the newest, that enough voters have
+        accepted it; else change nothing.
+        """
         self.keep(self.voter.settle(Settle(said.attempt, said.node)))
 
     def join(self, said: OpenAttempt) -> None:
-        """Work in the attempt that is running; if this host is one of its voters, accept it once the history was copied
-        here.
+        """Record that this host, which was lost, works in the running attempt `said`. It accepts the attempt later, if
+        it is one of its voters and has received the history.
         """
         self._joined = (said.attempt, said.node)
 
@@ -165,7 +170,9 @@ class Ballot:
     # -- this host as a candidate
 
     def before(self) -> tuple[OpeningSaid, ...]:
-        """Return the attempts opened that are not known to be settled, without the newest."""
+        """Return the accepted attempts without the newest: the last settled one, then those that are not known to be
+        settled.
+        """
         return tuple(
             OpeningSaid(one.attempt, one.leader, tuple(sorted(one.voters))) for one in self.voter.openings[:-1]
         )
@@ -195,8 +202,10 @@ class Ballot:
         }
 
     def is_attempt_of(self, leader: int, said: OpenAttempt, attempt: int) -> bool:
-        """Return whether `said`, which this lost host received, is attempt number `attempt` or a later one, of the node
-        `leader`, with a place for this host.
+        """Return whether this host may rejoin the run by the message `said`.
+
+        It may if the message is from host number `leader`, names valid hosts, has a place for this host beside the
+        leader, and is about attempt number `attempt` or a later one.
         """
         named = (*said.hosts, *said.away)
         return (
@@ -214,7 +223,7 @@ class Ballot:
         return known and openings and said.hosts[:1] == (self.hosts[said.node],)
 
     def carries(self, others: Collection[int], *, leads: bool) -> bool:
-        """Return whether this host and `others` are a quorum.
+        """Return whether this host and the hosts with numbers `others` are a quorum.
 
         If each host has its own disk, the votes decide. On a shared disk a host that `leads` always is a quorum, and
         any other needs more than half of the hosts.

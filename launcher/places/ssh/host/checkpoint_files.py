@@ -16,7 +16,11 @@ _CHUNK = 1 << 20
 
 
 def answer(run: Path, request: ListCheckpoints | SendFile | TakeFile, body: Body) -> object:
-    """Carry out a request about checkpoints, and return the answer to it."""
+    """Carry out a request about the checkpoints in the run folder `run`, and return the answer.
+
+    That is a list of checkpoints, the bytes of a file, or None once the file in `body` was stored. Raise LaunchError if
+    the request names no folder below the run's.
+    """
     steps = request.folder.split("/")
     if {"", ".", ".."} & set(steps):
         raise LaunchError(f"{request.folder[:100]!r} is no folder of a run")
@@ -39,7 +43,9 @@ def answer(run: Path, request: ListCheckpoints | SendFile | TakeFile, body: Body
 
 
 def _opened(folder: Path, request: SendFile) -> BinaryIO:
-    """Open the committed file, or a draft of it that has the digest which another disk has committed."""
+    """Open the file that was asked for. A draft of the checkpoint will do, if it has the digest that the request gives
+    because another disk has committed it.
+    """
     for held in partial.inventory(folder):
         is_it = (held.step, held.digest, held.kind) == (request.step, request.digest, request.kind)
         if is_it and not held.committed and request.name in held.present:

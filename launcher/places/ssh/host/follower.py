@@ -1,4 +1,5 @@
-"""Run the part of a host that does not lead: its agent, and taking the run over if the leader is lost."""
+"""Supervise an attempt on a host that does not lead it: run the host's agent, which starts its ranks, and take the run
+over if the leader is lost."""
 
 import time
 from collections.abc import Mapping
@@ -39,8 +40,8 @@ class Follower:
         self._leader_heard_at = boottime()
 
     def carry_out(self) -> int | None:
-        """Run the agent until the attempt has ended; return the number of the next attempt, or None if the run has
-        ended.
+        """Start the agent, unless the attempt only ends the run or this host voted for a newer one, and supervise it
+        until the attempt has ended. Return the number of the next attempt, or None if the run has ended.
         """
         supervisor, number = self._supervisor, self._supervisor.attempt.number
         ends = announcement(supervisor, before=number) is not None  # the attempt was opened only to end the run
@@ -48,15 +49,15 @@ class Follower:
             self._agents.start()  # else it would be a follower of a leader whose time may be over
         following = None
         try:
-            following = self._keep()
+            following = self._run_agent()
         finally:
             self._agents.end(standbys_of=() if following is None else [self._agent])
         supervisor.place = self._agent.place
         return following
 
-    def _keep(self) -> int | None:
-        """Keep the agent running until the attempt has ended; return the number of the next attempt, or None if the run
-        has ended.
+    def _run_agent(self) -> int | None:
+        """Watch the agent and the leader until the attempt has ended, and start the agent again if it dies. Return the
+        number of the next attempt, or None if the run has ended.
         """
         supervisor = self._supervisor
         while True:
@@ -79,7 +80,7 @@ class Follower:
                 self._wind_up()  # its agent may have no connection to receive the end
             is_left = self._is_left() and self._roles.all_gone
             if self._sure_at is not None and (is_left or time.monotonic() >= self._sure_at):
-                self._stopped()
+                self._end_cancelled()
                 return None
             if self._is_deserted():
                 if self._agent.last == Exit.OK and not self._is_to_be_followed():  # no leader is left, nor needed
@@ -91,7 +92,11 @@ class Follower:
                 return taken
 
     def _replace_adopted(self, adopted: AdoptedAgent) -> None:
-        """Supervise an agent with slots of our own from now on, and start it where the adopted one died."""
+        """Replace the agent `adopted`, which an earlier supervisor started and which has exited, by an agent of this
+        supervisor.
+
+        The new one is started unless the first exited because all is done or a newer attempt took over.
+        """
         self._agent = self._supervisor.agent()
         self._agent.last = adopted.last
         if adopted.last is not None and comes_back(adopted.last):
@@ -100,17 +105,19 @@ class Follower:
         self._agents.add([self._agent])
 
     def _wind_up(self) -> None:
-        """Ask the agent to exit, and set the time at which it will be killed."""
+        """Ask the agent to exit, and set the time, the grace period of its ranks from now, after which it is not waited
+        for.
+        """
         self._sure_at = time.monotonic() + self._supervisor.plan.spec.recovery.grace_s + SURE_S
         self._agents.signal_first()
 
     def _is_left(self) -> bool:
-        """Return whether no agent process runs now, though one may be started again."""
+        """Return whether the agent has no process now, though it may be started again."""
         return self._agent.pid is None
 
     def _next_look(self) -> float | None:
-        """Return when to check again, or None if the agent has exited for good, after which only a message from the
-        leader matters.
+        """Return the time of the next check, or None if the agent runs and the leader is not lost: then only the
+        agent's exit or a message matters.
         """
         if self._sure_at is not None:
             return self._sure_at
@@ -133,7 +140,9 @@ class Follower:
         return None
 
     def _is_deserted(self) -> bool:
-        """Return whether the agent has exited and the leader, which would send the next attempt, is gone."""
+        """Return whether the agent has exited and the leader, which would send the next attempt, has not answered for a
+        whole lease.
+        """
         if not self._is_left():
             return False
         supervisor = self._supervisor
@@ -145,19 +154,21 @@ class Follower:
         return boottime() > self._leader_heard_at + supervisor.plan.spec.recovery.lease_s
 
     def _is_to_be_followed(self) -> bool:
-        """Return whether another attempt is to follow this one, which has ended."""
+        """Return whether this attempt's end record says that another attempt follows; return False if it has none."""
         end = readable(self._supervisor.attempt.end, AttemptEnd)
         return end is not None and end.state is State.QUEUED
 
-    def _stopped(self) -> None:
-        """Write that the run was cancelled, if a user stopped it on this host without reaching the leader."""
+    def _end_cancelled(self) -> None:
+        """Write that the run was cancelled, if a user has cancelled it on this host, hosts have disks of their own, and
+        no end is known here.
+        """
         supervisor = self._supervisor
         if supervisor.plan.disks_apart and is_cancelled(supervisor.attempt) and not supervisor.has_ended():
             supervisor.here.end(cancelled())
 
 
 def leader_of(supervisor: SupervisorState) -> int:
-    """Return the leader's number among the supervisors."""
+    """Return the number of the host that leads the present attempt, among the run's supervisors."""
     first = supervisor.plan.nodes[0].host
     return next(number for number in supervisor.rpc.others if supervisor.rpc.peer(number).host == first)
 
@@ -173,7 +184,7 @@ class TakeOver:
         self._end: AttemptEnd | None = None  # as this host has written it: the failure counts once
 
     def open(self) -> None:
-        """Record that the leader is lost, and since when."""
+        """Record that the leader is lost; if it was not recorded yet, the time for which a new one is sought begins."""
         if not self._supervisor.ballot.leaderless:
             self._since = time.time()
             self._give_up_at = time.monotonic() + GIVE_UP_WAITS * self._supervisor.patience_s
@@ -183,7 +194,8 @@ class TakeOver:
         self._supervisor.lose_leader()
 
     def look(self) -> int | None:
-        """Follow the leader if it is back, wait for another host that is next in line, or else take over.
+        """Ask all hosts for their state, and do one of three things: follow the leader if it is back, wait for another
+        host that is next in line, or else take over. Raise Fenced if the run continues without this host.
 
         Return the number of the next attempt, or None if there is none yet.
         """
@@ -225,8 +237,10 @@ class TakeOver:
         return open_next(supervisor, elected, end.cause, leads=False)
 
     def _write_failure(self, together: int) -> AttemptEnd:
-        """Write the failure that the leader is lost while `together` hosts are connected, and return the
-        attempt's end. If the run ends and each host has its own disk, the end is not written yet.
+        """Return the attempt's end after the loss of the leader, as `together` hosts are connected, and write that
+        failure to the history and the state.
+
+        The end itself is written too, unless it is the run's and each host has its own disk.
         """
 
         def write(end: AttemptEnd, failure: Failure) -> AttemptEnd:

@@ -49,10 +49,16 @@ _LEADER_EVERY_S = 2.0
 
 
 class HostSupervisor(Strategy):
-    """The supervisor of a run on one host; its arguments are ATTEMPT NODE GPUS."""
+    """The supervisor of a run on one host.
+
+    Its arguments are ATTEMPT NODE GPUS: the attempt's number, this host's number in the plan, and the GPUs that may be
+    used, with commas between.
+    """
 
     def boot(self) -> bytes:
-        """Return the line with the address at which this supervisor listens."""
+        """Return the line for the process that started this one, which tells it the port on which this supervisor
+        listens.
+        """
         number, node = int(self.words[0]), int(self.words[1])
         self._supervisor, self._wakeup = SupervisorState(self.run, number, node), Wakeup()
         key = wire_key(self._supervisor.secret, WIRE, self._supervisor.plan.run_id, number)
@@ -61,7 +67,11 @@ class HostSupervisor(Strategy):
         return encoded(Opened(self._supervisor.rpc.port))
 
     def supervise(self, go: BinaryIO) -> int:
-        """Run this host's part if told to begin, else remove the run's folder; return the exit code."""
+        """Run this host's part until the run has ended here, if told to begin, else remove the run's folder; return the
+        exit code.
+
+        `go` has the submitter's messages, the last of which is to begin.
+        """
 
         def stay() -> int:
             """Wait for the message to begin, then run this host's part; return the exit code."""
@@ -70,7 +80,9 @@ class HostSupervisor(Strategy):
             if not told:
                 self._supervisor.here.discard()
                 return Exit.OK
-            return keep(self._supervisor, self._wakeup, tuple(name for name in self.words[2].split(",") if name))
+            return wait_and_run(
+                self._supervisor, self._wakeup, tuple(name for name in self.words[2].split(",") if name)
+            )
 
         return to_its_end(self._supervisor, stay)
 
@@ -109,9 +121,9 @@ def _done(supervisor: SupervisorState, work: Callable[[], int]) -> int:
 
 
 def _wait_for_go(supervisor: SupervisorState, go: BinaryIO) -> bool:
-    """Read the other supervisors' addresses, then the message to begin, and return whether to begin.
+    """Read the other supervisors' addresses from `go`, then the message to begin; return True once it came.
 
-    If the submitter died in between, the answer is whether another supervisor was told to begin.
+    If the submitter exits before that, return whether another supervisor was told to begin.
     """
     knows = False
     for line in go:
@@ -127,9 +139,9 @@ def _wait_for_go(supervisor: SupervisorState, go: BinaryIO) -> bool:
 
 
 def _another_was_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> bool:
-    """Return whether another supervisor was told to begin; ask them every `turn_s` seconds.
+    """Return whether another supervisor was told to begin; ask the others every `turn_s` seconds.
 
-    Return False once all deny it, or none can be reached for a while.
+    Return False once all of them deny it, none can be reached several times in a row, or half a minute has passed.
     """
     deadline, empty = time.monotonic() + _OTHERS_S, 0
     while time.monotonic() < deadline and empty < _NOBODY_TIMES:
@@ -144,7 +156,7 @@ def _another_was_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> b
     return False
 
 
-def keep(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
+def wait_and_run(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
     """Wait for slots on the GPUs `gpus`, then run one attempt after the other until the run has ended here; return the
     exit code.
     """
@@ -161,8 +173,8 @@ def keep(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> 
 def carry_on(supervisor: SupervisorState, wakeup: Wakeup, *, again: bool = False) -> int:
     """Run one attempt after the other until the run has ended here; return the exit code.
 
-    `again` says that another supervisor on this host had claimed the first one and is gone, so that this one may claim
-    it.
+    `again` says that an earlier supervisor on this host had claimed the first of them and is gone, so that this one may
+    claim it.
     """
     while True:
         supervisor.here.open(again=again)
@@ -185,7 +197,9 @@ def _exit_code(supervisor: SupervisorState, unsaid: Exit) -> int:
 
 
 def slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
-    """Return the slots that the plan needs on this host, of which no GPU outside `gpus` is used; none is taken yet."""
+    """Return the slots that the plan needs on this host, taken from the GPUs `gpus` if it needs GPUs; none of them is
+    taken yet.
+    """
     share = most_of_a_host(plan)
     demand = Demand(share.gpus, share.cpus)
     stamp, cpus, priority = int(plan.submitted_at * 1000), len(os.sched_getaffinity(0)), plan.spec.queue.priority
@@ -193,20 +207,21 @@ def slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
 
 
 def waits_first(plan: Plan) -> bool:
-    """Return whether the run waits for anything else before it takes slots, such as a time or another run."""
+    """Return whether the run waits for anything but slots: for a start time, another run, or its user's release."""
     return plan.spec.queue.hold or plan.starts_at is not None or bool(plan.awaited)
 
 
 def wait_for_turn(supervisor: SupervisorState, wakeup: Wakeup) -> bool:
-    """Wait until nothing holds the run back; return False if its turn never comes.
+    """Wait until nothing but slots holds the run back, such as a start time or another run; return False if the run was
+    stopped or has ended before.
 
-    Only the leader checks, and the other hosts ask it; until then none of them takes slots.
+    Only the leader checks this, and the other hosts ask it; until then none of them takes slots.
     """
     waits = Waiter(supervisor.run, supervisor.attempt, supervisor.plan, RunsOnHost().look)
     watch, supervisor.ready.held_back = QueueWatch(supervisor), True
     while supervisor.ready.held_back:
         if wakeup.stop_asked:
-            _stopped(supervisor)
+            _end_stopped(supervisor)
             return False
         if supervisor.leads:
             never, reasons = waits.check()
@@ -229,7 +244,7 @@ def _wait_for_slots(supervisor: SupervisorState, wakeup: Wakeup, slots: Slots) -
     watch, ready = QueueWatch(supervisor), supervisor.ready
     while True:
         if wakeup.stop_asked:  # checked right after waking, because the signal wakes only once
-            _stopped(supervisor)
+            _end_stopped(supervisor)
             return False
         ready.take(slots)
         if ready.gpus is not None and (ready.began or (supervisor.leads and _all_begin(supervisor))):
@@ -243,7 +258,7 @@ def _wait_for_slots(supervisor: SupervisorState, wakeup: Wakeup, slots: Slots) -
         wakeup.sleep(_SOON_S if time.monotonic() < soon_until else _TURN_S)
 
 
-def _stopped(supervisor: SupervisorState) -> None:
+def _end_stopped(supervisor: SupervisorState) -> None:
     """Write the end of a run that was stopped while it waited, and if this host leads, send it to the others."""
     supervisor.here.pass_on_stop()
     supervisor.here.end(cut_short(supervisor.attempt, "it waited for its hosts", time.time()))
@@ -252,7 +267,9 @@ def _stopped(supervisor: SupervisorState) -> None:
 
 
 class QueueWatch:
-    """A check, for a supervisor that waits for slots, that the run still has a leader."""
+    """A supervisor's check, while it waits for slots or its turn, that the run has a leader, and what the leader
+    reports.
+    """
 
     def __init__(self, supervisor: SupervisorState, every_s: float = _LEADER_EVERY_S) -> None:
         self._supervisor, self._every_s = supervisor, every_s
@@ -260,9 +277,10 @@ class QueueWatch:
         self._attend()
 
     def look(self) -> bool:
-        """Check the leader if that is due; return False once the run has ended.
+        """Change to the next attempt if one was accepted, and ask the leader for its state if that is due; return False
+        once the run has ended.
 
-        Raise Fenced if it continues without this host.
+        Raise Fenced if the run continues without this host.
         """
         supervisor = self._supervisor
         if supervisor.ballot.accepted is not None:
@@ -278,12 +296,14 @@ class QueueWatch:
         return True
 
     def _attend(self) -> None:
-        """Begin to watch the leader of the present attempt."""
+        """Begin to watch the leader of the present attempt, which counts as having answered now."""
         self._heard_at, self._next = boottime(), time.monotonic() + self._every_s
         self._take_over = TakeOver(self._supervisor)
 
     def _move(self, number: int) -> None:
-        """Change to attempt `number`, and watch its leader. If this host leads it only to end the run, end that."""
+        """Change to attempt `number`, and watch its leader. If this host leads it only to end the run, write the end
+        and send it to the other hosts.
+        """
         self._supervisor.move(number)
         self._supervisor.here.register()
         self._attend()
@@ -291,8 +311,10 @@ class QueueWatch:
             send_end_to_others(self._supervisor)
 
     def _ask(self) -> None:
-        """Ask the leader for its state, and begin or wait as it says; if it is lost, look for another one. On the host
-        that leads, check instead that it may still lead.
+        """Ask the leader for its state, and adopt what it reports. If it was silent for too long, take part in the
+        election of another, and change to the attempt of that one.
+
+        That is `recovery.wait` and a lease. If this host leads, only check that no other leads a newer attempt.
         """
         supervisor = self._supervisor
         if supervisor.leads:
@@ -310,9 +332,10 @@ class QueueWatch:
             self._move(number)
 
     def _follow(self, leader: SupervisorStatus, preparation: int) -> None:
-        """Take over what the leader reports: whether the run is held back, and whether it has begun.
+        """Adopt what the leader reports: whether the run is held back, and whether it has begun.
 
-        `preparation` is the number of the leader's request to keep slots that was known when it was asked.
+        `preparation` is the number of the leader's newest request to keep slots that this host had received before it
+        asked for this report.
         """
         supervisor = self._supervisor
         supervisor.check_part_in(leader.attempt)
@@ -327,9 +350,10 @@ class QueueWatch:
 
 
 def _all_begin(supervisor: SupervisorState) -> bool:
-    """Ask all hosts, as the leader, whether each has the slots it needs.
+    """Ask all hosts, as the leader, whether each has the slots it needs. If so, have all of them begin and return True.
 
-    If so, begin with all of them, which then keep their slots, and return True.
+    A host that has been silent for `recovery.wait` is left out if the rest are enough. Return False if anything
+    prevents the beginning; the reason is recorded for the user.
     """
     there = statuses(supervisor.rpc.ask(Ask()))
     supervisor.check_lead(there)

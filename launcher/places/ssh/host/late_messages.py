@@ -42,14 +42,15 @@ class Patience:
 
     again_s: float = 0.5  # pause between two tries to inform the remaining hosts
     ask_s: float = 2.0  # for an answer
-    nobody_s: float = 8.0  # beyond the lease: a host that refuses connections this long has no supervisor
+    nobody_s: float = 8.0  # a host that refuses connections for a lease and this time has no supervisor
     quiet_s: float = QUIET_S  # for which a host that did not answer is skipped
 
 
 def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> None:
-    """Start a process that informs the hosts of the cancel or the end, as `word` says, and outlives this one.
+    """Start a process that informs the hosts, by name, that the run was cancelled or has ended, as `word` says. It
+    outlives this one.
 
-    Do nothing if no record says how to reach them.
+    Do nothing if `hosts` is empty or no record says how to reach them.
     """
     if not hosts or presence.begun(run) is None:
         return
@@ -65,9 +66,12 @@ def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> N
 
 
 class LateMessages(Strategy):
-    """The process that informs other hosts; its arguments are cancel|end HOST..."""
+    """The process that informs other hosts of the run's end.
 
-    stands_by = False
+    Its first argument is `cancel` or `end`, the others are the hosts by name.
+    """
+
+    stands_by = False  # it begins at once and awaits no message to do so
 
     def supervise(self, _go: BinaryIO) -> int:
         """Return once all hosts have been informed, or each of the rest must have given the run up by itself."""
@@ -77,8 +81,8 @@ class LateMessages(Strategy):
 
 
 def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | None = None) -> None:
-    """Send the message `word` (`cancel` or `end`) to all hosts; return once each was informed or must have given the
-    run up by itself.
+    """Send the message `word`, `cancel` or `end`, to the hosts by name; return once each was informed or must have
+    given the run up by itself.
 
     `patience` has the time limits; None means the usual ones.
     """
@@ -101,15 +105,19 @@ def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | N
 
 
 def gives_up_s(recovery: Recovery) -> float:
-    """Return the seconds for which a supervisor may wait for other hosts before it gives the run up."""
+    """Return the seconds for which a supervisor that has lost the others may wait for them, before it gives the run up
+    by itself.
+    """
     return recovery.lease_s + (GIVE_UP_WAITS + 1) * recovery.wait_s + _SURE_S
 
 
 def _until_informed(
     rpc: SupervisorRpc, left: set[int], rules: Recovery, patience: Patience, tell: Callable[[set[int]], set[int]]
 ) -> None:
-    """Call `tell`, which returns the hosts that still lack the message, until none is left or each must have
-    given up.
+    """Call `tell` with the numbers of the hosts `left` to be informed, and again with those that it returns, until none
+    is left or each must have given up.
+
+    `rules` are the run's recovery settings, from which the time of giving up follows.
     """
     deadline = time.monotonic() + gives_up_s(rules)
     while left and time.monotonic() < deadline:
@@ -119,10 +127,10 @@ def _until_informed(
 
 
 def _among(peers: Sequence[Peer], key: bytes) -> SupervisorRpc:
-    """Return the object that asks the other supervisors, listening in the place of this host's own supervisor, whose
-    address is free now.
+    """Return the object that asks the other supervisors. This host is the first of `peers` at whose address this
+    machine can listen; raise OSError if it can at none.
 
-    `key` is the run's secret, by which they trust each other.
+    `key` is derived from the run's secret, by which they trust each other.
     """
     problem: OSError | None = None
     for number, peer in enumerate(peers):
@@ -137,5 +145,5 @@ def _among(peers: Sequence[Peer], key: bytes) -> SupervisorRpc:
 
 
 def _declined(_question: SupervisorQuestion, _asker: str) -> SupervisorReply:
-    """Return the answer to any question of another supervisor: that the run has ended."""
+    """Return the answer to any question of another supervisor: Declined, as the run has ended."""
     return Declined("the run has ended")

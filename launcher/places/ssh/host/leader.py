@@ -50,8 +50,8 @@ _UNSET_S = 0.05  # between looks for records of a coordinator that sets the even
 
 
 class HostWatch:
-    """A thread of the leader that watches the other hosts: it avoids silent ones, and informs late ones that the
-    attempt has begun.
+    """A thread of the leader that watches the other hosts: it has later attempts avoid hosts that are silent for a
+    lease, and sends the attempt to voters that came back late.
     """
 
     def __init__(self, supervisor: SupervisorState, wakeup: Wakeup, clock: Callable[[], float] = boottime) -> None:
@@ -76,7 +76,9 @@ class HostWatch:
                 self.look()
 
     def look(self) -> None:
-        """Ask all hosts for their state, and act on those that are silent or late."""
+        """Ask all hosts for their state. Have later attempts avoid those that became silent for a lease, send the
+        attempt to voters that came back, and request a next attempt if one of them has voted for a newer one.
+        """
         supervisor, now = self._supervisor, self._clock.now()
         there = statuses(supervisor.rpc.ask(Ask(), limit_s=HEAR_S))
         number = supervisor.attempt.number
@@ -104,7 +106,10 @@ def is_outvoted(supervisor: SupervisorState, there: Mapping[int, SupervisorStatu
 
 
 class LeaderStop(StopSignal):
-    """Requests the attempt's end on SIGTERM, or so that another attempt follows once this one is outvoted."""
+    """Requests the attempt's end on SIGTERM, or once the attempt is outvoted, so that another one follows.
+
+    An attempt is outvoted if a host has voted for a newer one before ranks have started.
+    """
 
     def __init__(self, wakeup: Wakeup, attempt: AttemptDir, before: AttemptDir | None, hosts: HostWatch) -> None:
         super().__init__(wakeup, attempt, before)
@@ -187,17 +192,17 @@ class Leader:
             supervisor.to_be_told = missed if over else ()
         self._wakeup.wait(end.delay_s)
         if self._wakeup.stop_asked:
-            self._stopped(end)
+            self._end_stopped(end)
             return None
         return self._follow(end)
 
     def _write_end(self, end: AttemptEnd, failure: Failure | None) -> AttemptEnd:
-        """Write how the attempt ends and return that; an end of the run only once half of the voters have its
-        announcement. If they do not within one lease, return an end by which another attempt is due, which ends the
-        run.
+        """Write how the attempt ends, and return that. An end of the run is announced in the history first, and written
+        only once half of the voters have the announcement. If they do not have it within one lease, return an end by
+        which another attempt is due, which ends the run.
 
-        An end that the coordinator has announced before is written instead of `end`. `failure` is the one that the
-        run's state then shows; with None it shows the one before.
+        An end that was announced before is written instead of `end`. `failure` is the one that the run's state then
+        shows; with None it shows the one before.
         """
         supervisor, copies = self._supervisor, self._histories[EVENTS].copies()
         if end.state in ANNOUNCED and self._records_due is not None and copies is not None:
@@ -209,14 +214,16 @@ class Leader:
         return end
 
     def _copies(self) -> dict[str, HistoryCopies]:
-        """Return, for each coordinator that runs, the object that shows it how much of its history is copied, by that
-        history's name on the wire.
+        """Return the objects that tell coordinators how much of their history is copied, one for each coordinator that
+        runs, by the name of its history in messages between supervisors.
         """
         found = {name: agent.copies() for name, agent in [*self._histories.items()]}
         return {name: copies for name, copies in found.items() if copies is not None}
 
     def _role_agents(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-        """Return what this host runs of a role's attempt."""
+        """Return the processes, not yet started, that this host runs for a role's attempt: the role's coordinator, then
+        its agents.
+        """
         supervisor, run = self._supervisor, RunDir(Path(plan.run_dir))
         agents = supervisor.here.role_agents(
             supervisor.ready.gpus, supervisor.ready.fds, self._records_due, plan, attempt
@@ -249,10 +256,10 @@ class Leader:
                 send_end_to_others(supervisor)
                 return None
             self._wakeup.wait(_AGAIN_S)
-        self._stopped(end)
+        self._end_stopped(end)
         return None
 
-    def _stopped(self, end: AttemptEnd) -> None:
+    def _end_stopped(self, end: AttemptEnd) -> None:
         """Write the end of a run that was stopped when its next attempt was due."""
         self._supervisor.here.pass_on_stop()
         self._supervisor.here.end(cut_short(self._supervisor.attempt, "it was to start again", end.ended_at))
@@ -260,8 +267,8 @@ class Leader:
 
 
 def exclude_lost_hosts(supervisor: SupervisorState) -> None:
-    """Exclude hosts from the next attempt, even one that a user opens, if a failure of their disk ended a generation of
-    this attempt or if they are unfit.
+    """Exclude from later attempts, for `recovery.avoid` of the spec, hosts whose disk has failed in this attempt and
+    hosts that are recorded as unfit; this holds even for an attempt that a user opens.
 
     This host, which leads as long as it is up, is excluded only if it is unfit; then a user has to act.
     """
@@ -279,8 +286,8 @@ def exclude_lost_hosts(supervisor: SupervisorState) -> None:
 
 
 def enough(supervisor: SupervisorState, others: Collection[int], *, leads: bool) -> bool:
-    """Return whether a run may continue with this host and `others`: they are enough nodes, and the rest cannot
-    continue without them.
+    """Return whether a run may continue with this host and `others`: they have the nodes and the votes for that, so
+    that the rest cannot continue without them.
 
     `leads` says that this host leads the run now.
     """
@@ -290,7 +297,9 @@ def enough(supervisor: SupervisorState, others: Collection[int], *, leads: bool)
 
 
 def send_end(supervisor: SupervisorState) -> Sequence[int]:
-    """Send how the attempt ended to hosts with disks of their own; return the hosts that did not accept it."""
+    """Send how the attempt ended to the other hosts; return the numbers of those that did not accept it. Do nothing if
+    hosts share a disk.
+    """
     return (
         RecordReplicator(supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names).close()
         if supervisor.plan.disks_apart
@@ -304,8 +313,10 @@ def send_end_to_others(supervisor: SupervisorState) -> None:
 
 
 def too_few(supervisor: SupervisorState, there: Collection[int], since: float) -> AttemptEnd:
-    """Return the end of an attempt that too few hosts can continue, for want of votes or of nodes, which names the
-    missing hosts and what the user can do. It is not announced to the others, which may continue on their own.
+    """Return the end of an attempt that too few hosts can continue, for want of votes or of nodes. It names the missing
+    hosts and what the user can do, and is not announced to the others, which may continue on their own.
+
+    `there` are the numbers of the other hosts that answer, `since` is when the leader was lost, in seconds since 1970.
     """
     missed = [supervisor.rpc.peer(number).host for number in sorted(set(supervisor.rpc.others) - set(there))]
     last = readable(supervisor.run.state, RunState)
@@ -375,7 +386,8 @@ class Elected:
 
 
 def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *, leads: bool) -> Elected | None:
-    """Ask the hosts in `there`, by their numbers, for their votes; return None if too few give them.
+    """Ask the hosts in `there`, by their numbers, for their votes. Return the right to open the next attempt, or None
+    if too few vote for this host.
 
     `leads` says that this host leads the run now. On a shared disk there is no vote.
     """
@@ -425,8 +437,8 @@ def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None
 
 
 def ranks_end(supervisor: SupervisorState, took: Collection[int], *, leads: bool) -> float:
-    """Return the time from which no ranks of this attempt run on hosts outside `took`, which have not accepted the next
-    one.
+    """Return the time, in seconds since this host's boot, from which no ranks of this attempt run on hosts that are not
+    in `took`, because these have not accepted the next attempt.
 
     `leads` says that this host leads the attempt. A leader that was replaced has ended its own ranks before another was
     elected.

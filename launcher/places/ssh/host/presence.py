@@ -27,16 +27,17 @@ _AGAIN_S = 0.05
 
 
 class HostIndex(msgspec.Struct, frozen=True):
-    """This host's node number and GPUs in an attempt, for a supervisor that is restarted here."""
+    """This host's number in the plan and its GPUs in an attempt, recorded for a supervisor that is restarted here."""
 
     node: int
-    gpus: tuple[str, ...]
+    gpus: tuple[str, ...]  # those that may be used
     python: str  # the launcher's interpreter that supervisors were started with
 
 
 @contextlib.contextmanager
 def held(run: RunDir, leaves_s: float = _LEAVES_S) -> Iterator[socket.socket]:
-    """Yield the socket that holds the run's name on this host, until every process that inherits the socket has exited.
+    """Yield the socket that holds the run's name on this host. The name stays taken until every process that inherits
+    the socket has exited.
 
     Raise LaunchError if another supervisor has it for longer than `leaves_s`.
     """
@@ -56,8 +57,8 @@ def is_held(run: RunDir) -> bool:
 
 
 def host_index_file(attempt: AttemptDir, *, apart: bool) -> Path:
-    """Return the path of the record of this host's node number and GPUs in the attempt (`HostIndex`); unless the disks
-    are `apart`, its name contains the host's.
+    """Return the path of this host's `HostIndex` record. If hosts have disks of their own, `apart`, there is one such
+    file in the attempt, else the file's name contains the host's.
     """
     return attempt.host_index if apart else attempt.path / f"seat-{hashlib.sha256(_own_name()).hexdigest()[:16]}.json"
 
@@ -72,7 +73,7 @@ def taken(attempt: AttemptDir) -> HostIndex | None:
 def is_here(address: str) -> bool:
     """Return whether the address is one of this machine's own.
 
-    Hosts with the same name on one disk share one record, which the last of them wrote.
+    This tells hosts of the same name on one disk apart, whose records overwrite each other.
     """
     with contextlib.suppress(OSError):
         for family, kind, _, _, place in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
@@ -97,8 +98,8 @@ def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
 
 
 def decided(run: RunDir) -> AttemptDir | None:
-    """Return the newest attempt, once its supervisor was told to begin or has exited; until then wait, and raise
-    LaunchError if that takes too long.
+    """Return the newest attempt, or None if the run has none, once its supervisor was told to begin or has exited. Wait
+    for that, and raise LaunchError after five seconds.
     """
     deadline = time.monotonic() + _DECIDES_S
     while True:
@@ -123,7 +124,9 @@ def _bound(name: socket.socket, run: RunDir) -> bool:
 
 
 def _name(run: RunDir) -> str:
-    """Return the socket name of the run, short enough, and different in containers that share a network."""
+    """Return the name of the run's abstract Unix socket: short, whatever the run's path, and different in containers
+    that share a network.
+    """
     whole = _own_name() + f"\0{run.path}".encode(errors="surrogateescape")
     # As older versions of the launcher name it: theirs and ours keep each other out.
     return f"\0launch-keeper/{os.getuid()}/{hashlib.sha256(whole).hexdigest()[:32]}"

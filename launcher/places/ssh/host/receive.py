@@ -61,7 +61,8 @@ class AttemptReceiver:
         """Write the attempt's records, which `body` yields, and start its supervisor; return the port on which it
         listens.
 
-        Return Opened without a port if the code is needed first, or if another host has the same disk against the plan.
+        Return Opened without a port if the code has to be sent first, or if another host has the same disk, though the
+        plan says that each has its own. Then no supervisor was started.
         """
         records = {one.name: body.exactly(one.size) for one in opening.records}
         workdir = run.path.parent.parent
@@ -176,12 +177,14 @@ def _is_of(line: bytes, attempt: int) -> bool:
 
 
 def _disks(opening: Open) -> _Disks:
-    """Return the part of the attempt's plan that shows which hosts share a disk."""
+    """Return the hosts in the message's plan, and whether each should have a disk of its own."""
     return decoder_of(_Disks).decode(opening.plan)
 
 
 def _on_one_disk(run: RunDir, opening: Open) -> bool:
-    """Return whether another host opened the attempt on the same disk, although each host should have its own."""
+    """Record that this host opens the attempt, unless a record on its disk says who did. Return whether that is another
+    host, though each host should have its own disk.
+    """
     plan = _disks(opening)
     if not plan.disks_apart:
         return False

@@ -51,32 +51,36 @@ class KeptRecord:
     kind: Any
 
     def check(self, data: bytes) -> None:
-        """Raise one of NOT_JSON if the data is no record of this type."""
+        """Decode the data as a record of this type; raise one of the errors in `launcher.run.durable.NOT_JSON` if it is
+        none.
+        """
         decoder_of(self.kind).decode(data)
 
 
 class RoleAttempt(NamedTuple):
     """An attempt of a role beside the main one."""
 
-    role: str
-    attempt: int
+    role: str  # the name of the role's run folder
+    attempt: int  # its number
 
 
 def opens(name: str) -> RoleAttempt | None:
-    """Return the attempt of a role whose coordinator's address has this name on the wire, or None for any other
-    record.
+    """Return the attempt of a role whose coordinator's address is the record that messages call `name`, or None if
+    `name` is any other record.
     """
     found = _OF_ROLE.fullmatch(name)
     return RoleAttempt(found["role"], int(found["attempt"])) if found and found["record"] == ENDPOINT else None
 
 
 def history_of(role: str, attempt: int) -> str:
-    """Return the name on the wire of a role's history in this attempt of it."""
+    """Return the name that the history of a role's attempt number `attempt` has in messages."""
     return f"{role} {attempt} {EVENTS}"
 
 
 def replicated(run: RunDir, attempt: AttemptDir, roles: Collection[str] = ()) -> dict[str, KeptRecord]:
-    """Return the records to copy by their names on the wire, with those of the newest attempt of each role."""
+    """Return the records to copy, by the names that messages give them: those of the run's attempt, and of the newest
+    attempt of each of `roles`.
+    """
     found = _of_run(run, attempt)
     for role in roles:
         of_role = RunDir(run.roles / role)
@@ -112,7 +116,7 @@ def _named(run: RunDir, replica: Replica, roles: Collection[str]) -> KeptRecord 
 
 
 def _of_role(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
-    """Return the records to copy of a role's attempt."""
+    """Return the records to copy of a role's attempt, by their names in messages without the role."""
     of_run = _of_run(run, attempt)
     return {name: of_run[name] for name in (ENDPOINT, "end", EVENTS, "state")}
 
@@ -123,7 +127,7 @@ def _is_history(name: str) -> bool:
 
 
 def _of_run(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
-    """Return the records to copy of the run's own attempt."""
+    """Return the records to copy of the run's own attempt, by the names that messages give them."""
     return {
         ENDPOINT: KeptRecord(attempt.endpoint, Endpoint),
         "avoided": KeptRecord(run.avoided, list[Exclusion]),
@@ -135,9 +139,10 @@ def _of_run(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
 
 
 def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: bool = False) -> None:
-    """Write a record that the leader has sent; raise LaunchError if it is none of the run's or of its `roles`.
+    """Write a record, or a piece of a history, that the leader has sent; raise LaunchError if it is none of the run's
+    or of its `roles`.
 
-    With `cuts`, a piece that is the last of a history also cuts off what this host's history has beyond it.
+    With `cuts`, the piece that is marked as the last of a history also cuts off what this host's history has beyond it.
     """
     copied = _named(run, replica, roles)
     if copied is None:
@@ -157,8 +162,8 @@ def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: boo
 
 
 def is_there(run: RunDir, replica: Replica, roles: Collection[str] = ()) -> bool:
-    """Return whether the file on this host has the replica's contents; `roles` names the run's other roles, which have
-    records, too.
+    """Return whether the file of the record on this host has the replica's contents, for a piece of a history at the
+    piece's place; `roles` names the run's other roles, which have records, too.
     """
     copied = _named(run, replica, roles)
     if copied is None:
@@ -198,7 +203,7 @@ def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
 def copy_records(
     run: RunDir, attempt: AttemptDir, rpc: SupervisorRpc, roles: Collection[str], whom: Collection[int]
 ) -> None:
-    """Send the hosts all records of the attempt and the whole history; a host that refuses a piece is asked once
+    """Send the hosts `whom` all records of the attempt and the whole history; a host that refuses a piece is asked once
     more.
     """
     copies = RecordReplicator(run, attempt, rpc, roles, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
@@ -209,8 +214,8 @@ def copy_records(
 
 
 class RecordReplicator:
-    """A thread that sends new records to other hosts until it is closed, and the coordinator's address every
-    `renew_s`.
+    """A thread that sends new records to other hosts until it is closed, and the coordinator's address again every
+    `renew_s` seconds.
     """
 
     def __init__(
@@ -245,7 +250,7 @@ class RecordReplicator:
         self._thread.start()
 
     def close(self) -> list[int]:
-        """Send what is not sent yet, stop, and return the hosts that lack the record of the end."""
+        """Send what is not sent yet, stop, and return the numbers of the hosts that lack the record of the end."""
         self._over = True
         self._records_due.set()
         self._thread.join()
@@ -255,18 +260,18 @@ class RecordReplicator:
         return self.lacking_end()
 
     def lacking_end(self) -> list[int]:
-        """Return the hosts that have not accepted the record of the end."""
+        """Return the numbers of the hosts that have not accepted the record of the end."""
         return [number for number, names in self._sent.items() if "end" not in names]
 
     def _work(self) -> None:
-        """Call `send` at intervals, and at once when new records are due, until closed."""
+        """Call `send` at intervals, and at once when a coordinator sets `records_due`, until closed."""
         self._records_due.wait(self._every_s)
         while not self._over:
             self.send()
             self._records_due.wait(self._every_s)
 
     def send(self) -> None:
-        """Send everything that is new since the last call."""
+        """Send the other hosts everything that is new since the last call."""
         self._report_copied()
         for name, copied in replicated(self._run, self._attempt, self._roles).items():
             try:
@@ -285,7 +290,7 @@ class RecordReplicator:
                 self._sent[number][name] = mark
 
     def _send_whole(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
-        """Send a record whole; return the hosts that accepted it."""
+        """Send a record whole to the hosts `whom`; return the numbers of those that accepted it."""
         with contextlib.suppress(FileNotFoundError, *NOT_JSON):
             data = copied.path.read_bytes()
             copied.check(data)
@@ -293,7 +298,7 @@ class RecordReplicator:
         return []
 
     def _send_events(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
-        """Send each host the events that it lacks; return the hosts that then have all.
+        """Send the hosts `whom` the events that each lacks of a history; return the hosts that then have all.
 
         A host that refuses a part may have lost what comes before it, as this host may have; then everything is sent
         again.
@@ -320,12 +325,14 @@ class RecordReplicator:
         return done
 
     def _report_copied(self) -> None:
-        """Tell each coordinator how much of its history half of the voters have."""
+        """Tell each coordinator how many bytes of its history half of the voters have."""
         for name, copies in self._copies().items():
             copies.copied = self._held_by_half(name)
 
     def _held_by_half(self, name: str) -> float:
-        """Return how many bytes of this history half of the voters have."""
+        """Return how many bytes of the history `name` half of the voters have, infinity if this host alone is half of
+        them.
+        """
         return held_by_half([self._bytes_of(number, name) for number in self._voters])
 
     def _bytes_of(self, number: int, name: str) -> int:
@@ -336,7 +343,9 @@ class RecordReplicator:
         return at
 
     def _replica(self, name: str, at: int, data: str) -> Replica:
-        """Return the message with a part of a record."""
+        """Return the message with a piece `data` of the record `name`, which begins at byte `at`; -1 means that it is
+        the whole record.
+        """
         return Replica(self._rpc.me, self._attempt.number, name, at, data)
 
     def _send_to(self, replica: Replica, whom: list[int]) -> list[int]:
@@ -348,7 +357,8 @@ class RecordReplicator:
 
 
 def held_by_half(others: Sequence[int]) -> float:
-    """Return how many bytes of the history at least half of the voters have.
+    """Return how many bytes of the history at least half of the voters have, infinity if the leader alone is half of
+    them.
 
     `others` has the bytes of each voter but the leader, which has all.
     """
@@ -357,8 +367,8 @@ def held_by_half(others: Sequence[int]) -> float:
 
 
 def _text(piece: bytes) -> str:
-    """Return the bytes as text that has as many bytes. In a piece that is not UTF-8, each byte beyond ASCII becomes
-    `?`, so that only the lines with such bytes are lost as records.
+    """Return the bytes as text with as many bytes in UTF-8. If they are not UTF-8, each byte beyond ASCII becomes `?`,
+    so that only the lines with such bytes are lost as records.
     """
     with contextlib.suppress(UnicodeDecodeError):
         return piece.decode()

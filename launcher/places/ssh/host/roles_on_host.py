@@ -29,7 +29,7 @@ class _Here:
     plan: Plan
     attempt: AttemptDir
     agents: list[AgentProcess]
-    sure_at: float | None = None  # the time at which its remaining processes are killed
+    sure_at: float | None = None  # the time at which its remaining processes are killed; None: it has not ended
 
 
 class RolesOnHost:
@@ -61,7 +61,9 @@ class RolesOnHost:
                 self._let_leave(name, here)
 
     def _start(self, name: str, plan: Plan, attempt: AttemptDir) -> None:
-        """Start this host's agents of a role's attempt."""
+        """Start this host's agents of a role's attempt; `name` is that of the role's run folder, `plan` the role's
+        plan.
+        """
         ready = self._supervisor.ready
         agents = self._supervisor.here.role_agents(ready.gpus, ready.fds, None, plan, attempt)
         self._here[name] = _Here(plan, attempt, agents)
@@ -70,8 +72,8 @@ class RolesOnHost:
             agent.start()
 
     def _let_leave(self, name: str, here: _Here) -> None:
-        """End the agents in `here`, those of an ended attempt of the role `name`, if they have not exited within the
-        grace period of its ranks.
+        """End the agents of an attempt that has ended, once they have exited or the grace period of its ranks has
+        passed since this was first called for it.
         """
         if here.sure_at is None:
             here.sure_at = time.monotonic() + here.plan.spec.recovery.grace_s + SURE_S
@@ -79,14 +81,14 @@ class RolesOnHost:
             self._end(name, here)
 
     def _end(self, name: str, here: _Here) -> None:
-        """End this host's agents of a role's attempt."""
+        """End this host's agents of a role's attempt at once; `name` is that of the role's run folder."""
         self._agents.end_now(here.agents)
         self._agents.drop(here.agents)
         del self._here[name]
 
     def _opened(self, plan: Plan) -> AttemptDir | None:
-        """Return the newest attempt of the role within the run's attempt if its coordinator has an address, else
-        None.
+        """Return the newest attempt of the role with the plan `plan` if it belongs to the run's present attempt and its
+        coordinator has an address, else None.
         """
         run = RunDir(Path(plan.run_dir))
         attempt = self._copied(run) if plan.disks_apart else newest(run)
@@ -96,8 +98,8 @@ class RolesOnHost:
         return attempt if intent is not None and intent.token == token else None
 
     def _copied(self, run: RunDir) -> AttemptDir | None:
-        """Return the role's attempt of which the leader has sent records, or None if it has sent none; this host writes
-        the attempt's intent itself, as no token is sent.
+        """Return the role's attempt whose records the leader has sent, or None if it has sent none. Write the attempt's
+        intent here, with a token derived from the run's secret, as the leader sends no token.
         """
         number = self._supervisor.roles_opened.get(run.path.name)
         if number is None:
@@ -111,5 +113,5 @@ class RolesOnHost:
         return attempt
 
     def _token_of(self, run: RunDir, number: int) -> str:
-        """Return the token of a role's attempt, derived from the run's secret."""
+        """Return the token of attempt `number` of the role whose run folder is `run`, derived from the run's secret."""
         return attempt_token(role_secret(self._token, run.path.name), number)

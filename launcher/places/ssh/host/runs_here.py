@@ -23,8 +23,8 @@ from launcher.supervisor.waiting import OtherRun
 
 
 def tidy(workdir: Path, wanted: Tidy) -> Tidied:
-    """Return how many bytes the runs take of this host's disk; with `remove`, count and then delete them, except those
-    of a run that has processes here.
+    """Return how many bytes the runs named in `wanted` take of this host's disk. If it has `remove` set, delete what no
+    live run needs, after it was counted.
     """
     there = {run_id: run for run_id in wanted.runs if (run := RunDir(workdir / "runs" / run_id)).path.is_dir()}
     tags = tagged_any([str(run.path) for run in there.values()], os.getuid())
@@ -52,7 +52,7 @@ def _delete(path: Path) -> None:
 class _Disks(msgspec.Struct, frozen=True):
     """The part of a plan that shows whether other hosts may know more."""
 
-    nodes: tuple[msgspec.Raw, ...]
+    nodes: tuple[msgspec.Raw, ...]  # not decoded: only their number counts
     disks_apart: bool
 
 
@@ -79,6 +79,8 @@ class RunsOnHost:
 
 
 def _others_may_know_better(run: RunDir, attempt: AttemptDir) -> bool:
-    """Return whether other hosts may know how the run ended, because this host may have been cut off."""
+    """Return whether other hosts may know how the run ended: they have disks of their own, and this host has no end of
+    the run, or only one that it wrote as a host that was cut off.
+    """
     plan, end = plan_as(run, attempt.number, _Disks), readable(attempt.end, AttemptEnd)
     return plan.disks_apart and len(plan.nodes) > 1 and (end is None or end.alone)

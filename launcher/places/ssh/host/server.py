@@ -97,7 +97,9 @@ class HostServer:
         self._arrival: AttemptReceiver | None = None
 
     def answer(self, request: Request, body: Body) -> object:
-        """Carry out a request and return its answer."""
+        """Carry out a request and return the answer, of the type that `messages.py` names beside the request; `body`
+        has the bytes that follow it. Raise LaunchError if it fails.
+        """
         match request:
             case AskReport():
                 return _report(_run(request), request.events_from)
@@ -135,7 +137,9 @@ class HostServer:
         return None
 
     def _arrive(self, request: Open | CodeTree | Supervisors | GoAhead, body: Body) -> Opened | None:
-        """Carry out a request of a submit; return the answer to Open, None for the others."""
+        """Carry out a request of a submit; return the answer to Open, None for the others. `body` has the bytes that
+        follow the request.
+        """
         from launcher.places.ssh.host import receive  # late: `launch status` needs none of it
 
         match request:
@@ -152,17 +156,19 @@ class HostServer:
 
 
 def _folder(workdir: str) -> Path:
-    """Return the folder with `~` expanded."""
+    """Return the folder as a path, with a leading `~` replaced by the user's home."""
     return Path(os.path.expanduser(workdir))
 
 
 def _run(asked: OfRun) -> RunDir:
-    """Return the run that the request is about."""
+    """Return the run that the request is about, which may not exist on this host."""
     return RunDir(_folder(asked.workdir) / "runs" / asked.run_id)
 
 
 def _report(run: RunDir, events_from: int) -> object:
-    """Return this host's report on the run, followed by new events and logs."""
+    """Return this host's RunReport on the run, with the events from byte `events_from` of the history on, and the ends
+    of logs, attached. Wait for up to five seconds while it is open whether the newest attempt begins.
+    """
     attempt = presence.decided(run)
     if attempt is None:
         return RunReport(None)
@@ -209,7 +215,7 @@ def _of_this_host(run: RunDir, facts: RunFacts) -> RunFacts:
 
 
 def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
-    """Return what this host knows of an attempt that hosts opened, or None if it cannot be read."""
+    """Return the hosts, the cause and the creation time of an attempt, or None if its records cannot be read."""
     with contextlib.suppress(LaunchError):
         intent = read_intent(attempt)
         return OpenedByHosts(plan_as(run, attempt.number, _PlanHead).hosts, intent.cause, intent.created_at)
@@ -217,14 +223,16 @@ def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
 
 
 def _new_events(run: RunDir, at: int) -> Iterator[tails.Tail]:
-    """Yield the history from byte `at` on."""
+    """Yield the run's history from byte `at` on, in at most one part."""
     with contextlib.suppress(FileNotFoundError), run.events.open("rb") as events:
         events.seek(at)
         yield tails.Tail(run.events.name, at, events.read(MOST_OF_EVENTS))
 
 
 def _logs(attempt: AttemptDir, most_bytes: int = _MOST_OF_LOGS) -> Iterator[tails.Tail]:
-    """Yield the ends of the attempt's logs, until `most_bytes` leave no room for another."""
+    """Yield the ends of the attempt's logs, of at most `most_bytes` in all: the first logs in the order of their names
+    get the room.
+    """
     left = most_bytes
     for path in (path for pattern in _LOGS for path in sorted(attempt.path.glob(pattern))):
         if not left:
@@ -242,7 +250,9 @@ def _with_files(found: Sequence[tails.Tail], answer: object) -> WithBytes:
 
 
 def _submitted(run: RunDir) -> Submitted:
-    """Return the spec, the overrides, the time and the hosts of the run's submission."""
+    """Return the spec, the overrides, the time of the submission, and the hosts of the newest plan; raise LaunchError
+    if there is no such run.
+    """
     attempt = newest(run)
     if attempt is None:
         raise LaunchError("there is no such run")
@@ -251,7 +261,7 @@ def _submitted(run: RunDir) -> Submitted:
 
 
 def release_here(run: RunDir) -> None:
-    """Release a held run on this host, so that its newest attempt may start."""
+    """Let a run start on this host that was submitted to be held."""
     attempt = newest(run)
     if attempt is not None:
         with contextlib.suppress(FileExistsError):
@@ -259,7 +269,9 @@ def release_here(run: RunDir) -> None:
 
 
 def _cancel(run: RunDir) -> CancelReport:
-    """End everything of the run on this host, and return a report of what was ended."""
+    """End all processes of the run on this host, write its end if that is this host's to write, and return a report of
+    what was ended.
+    """
     from launcher.places.local.cluster import end_here  # late: only to end a run
 
     left, begun = remains(run), newest(run) is not None

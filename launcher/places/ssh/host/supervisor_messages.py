@@ -29,10 +29,10 @@ class SupervisorStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t")
 
     node: Number  # its number in the plan that the supervisors were started with
     attempt: Number  # the attempt that it runs or waits to run
-    has_slots: bool
+    has_slots: bool  # it holds all the slots that it needs
     told: bool  # the submitter has told it to begin
-    began: bool
-    leads: bool
+    began: bool  # it has begun its attempt: all hosts had their slots
+    leads: bool  # it leads its attempt
     leaderless: bool  # its leader was silent for a whole lease
     accepted: Number = 0  # the newest attempt that it has accepted, after copying the leader's history
     settled: bool = True  # it knows that enough voters have accepted that attempt
@@ -47,14 +47,14 @@ class SupervisorStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t")
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="t"):
-    """Ask for the other supervisor's state."""
+    """Ask the supervisor that receives this for its state."""
 
 
 class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
     """A record, or a piece of one, as the leader has it on its disk."""
 
     node: Number  # of the sender
-    attempt: Number
+    attempt: Number  # of the sender, at this time
     name: Text  # the record's name, as in record_copies.py
     at: Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]  # byte offset of the data; -1: it is the whole file
     data: str
@@ -62,7 +62,7 @@ class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
-    """Ask the host to keep its slots until all hosts have prepared or one has not."""
+    """Ask the host to keep its slots for this attempt until the leader sends Commit."""
 
     attempt: Number
 
@@ -113,7 +113,7 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
-    """Report that enough voters have accepted the attempt."""
+    """Report that enough voters have accepted the attempt, so that earlier ones are over."""
 
     attempt: Number
     node: Number  # of the leader
@@ -146,10 +146,10 @@ SupervisorReply = SupervisorStatus | Agreed | Declined | OpenAttempt
 
 
 def statuses(replies: Mapping[int, SupervisorReply]) -> dict[int, SupervisorStatus]:
-    """Return the states among the replies, by the number of the host."""
+    """Return the replies that are a SupervisorStatus, by the number of the host."""
     return {number: reply for number, reply in replies.items() if isinstance(reply, SupervisorStatus)}
 
 
 def granted(replies: Mapping[int, SupervisorReply]) -> list[int]:
-    """Return the numbers of the hosts that agreed."""
+    """Return the numbers of the hosts whose answer is Agreed."""
     return [number for number, reply in replies.items() if isinstance(reply, Agreed)]

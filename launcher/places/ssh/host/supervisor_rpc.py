@@ -74,7 +74,7 @@ class SupervisorRpc:
         self.port = first
 
     def join(self, peers: Sequence[Peer], me: int) -> None:
-        """Set the addresses of the other supervisors, by their numbers."""
+        """Set the addresses of all supervisors, in the order of their numbers, of which `me` is this one's."""
         self._peers = {number: peer for number, peer in enumerate(peers) if number != me}
         self._me = me
 
@@ -110,19 +110,23 @@ class SupervisorRpc:
         return self.ask(question, [whom], limit_s).get(whom)
 
     def suspect(self, number: int) -> None:
-        """Treat this host as silent until it answers: the agent here has lost it, so no question waits long for it."""
+        """Treat host number `number` as silent until it answers, so that no question waits long for it: this host's
+        agent has lost its connection to that one.
+        """
         if number in self._peers:
             self._gone_since.setdefault(self._peers[number], inf)
 
     def gone(self, for_s: float) -> set[int]:
-        """Return the hosts that have had no supervisor for `for_s`, because they refuse connections; a silent host may
-        have one.
+        """Return the numbers of the hosts that have refused connections for more than `for_s` seconds, and so have no
+        supervisor; a silent host may have one.
         """
         before = boottime() - for_s
         return {number for number, peer in self._peers.items() if self._gone_since.get(peer, inf) < before}
 
     def all_gone(self, for_s: float) -> bool:
-        """Return whether no other host has had a supervisor for `for_s`."""
+        """Return whether all other hosts have refused connections for more than `for_s` seconds, so that none has a
+        supervisor.
+        """
         return len(self.gone(for_s)) == len(self._peers)
 
     def close(self) -> None:
@@ -134,7 +138,7 @@ class SupervisorRpc:
     # -- in the thread
 
     async def _work(self, started: "queue.SimpleQueue[int | OSError]", port: int) -> None:
-        """Listen until closed; put the port, or the error, into `started`."""
+        """Listen on `port` until closed; put the port in use, or the error, into `started`."""
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         listener = WireServer(self._key, _questions, self._serve, _MOST_ASKERS, _LINE_BYTES)
         try:

@@ -1,4 +1,6 @@
-"""A supervisor's state and its answers to the others; a thread answers from it while the supervisor changes it."""
+"""A supervisor's state and its answers to the run's other supervisors; a thread answers from it while the supervisor
+changes it. Slots are the GPUs or cores that the host has for a run, and a lost host has no part in the run for now.
+"""
 
 import threading
 import time
@@ -50,7 +52,7 @@ _ToBeDone = Prepare | Commit | Cancelled | OpenAttempt | Rejoin | Replica | Sett
 
 
 class SlotsLost(LaunchError):
-    """Raised if this host has no slots any more for a run that continues."""
+    """Raised if other runs hold the slots that this host needs for its part in a run that continues."""
 
 
 class Readiness:
@@ -75,17 +77,21 @@ class Readiness:
         self._are_agents = False  # an adopted agent holds them, and this process does not
 
     def take(self, slots: Slots) -> None:
-        """Take the slots that the host has now, or set the reason why they are not enough."""
+        """Take the host's slots if as many are free as the run needs, else set the reason for users in `waits_for`."""
         self._slots = slots
         self.gpus, self.fds = slots.try_take(), slots.fds
         self.waits_for = "" if self.gpus is not None else slots.ahead()
 
     def adopt(self, slots: Slots) -> None:
-        """Count slots as this host's that the run's agent holds, until it leaves and they are taken anew."""
+        """Treat the slots as this host's, because the run's adopted agent holds them, until the agent exits and they
+        are taken anew.
+        """
         self._slots, self._are_agents, self.gpus, self.fds, self.waits_for = slots, True, (), (), ""
 
     def retake(self, within_s: float = _RETAKEN_S) -> None:
-        """Take the slots that an adopted agent has left; raise SlotsLost if another run has them, or comes first."""
+        """Take the slots that an adopted agent held until it exited, or do nothing if there are none; raise SlotsLost
+        if that does not succeed within `within_s`.
+        """
         slots, until = self._slots, time.monotonic() + within_s
         if slots is None or not self._are_agents:
             return
@@ -98,7 +104,7 @@ class Readiness:
             raise SlotsLost(f"{self._host} has left its slots to another run: {self.waits_for}")
 
     def prepare(self) -> str:
-        """Prepare to begin; return why this host cannot, or ""."""
+        """Begin to keep the slots until the leader sends Commit; return why this host cannot, or ""."""
         if self.gpus is None:
             return "it has not what it needs"
         self.prepared = True
@@ -126,7 +132,10 @@ class Readiness:
 
     def take_back(self, preparation: int) -> None:
         """Become free to release slots again, because the leader no longer asks to keep them and its message about that
-        was lost; `preparation` is the number of that request.
+        was lost.
+
+        `preparation` is the number of the request to keep slots that this holds for: do nothing if a newer one has
+        come.
         """
         with self._lock:
             if self.preparations == preparation and not self.began:
@@ -148,9 +157,13 @@ class Readiness:
 
 
 class SupervisorState:
-    """The state of one supervisor: the present attempt, what this host has for it, its votes, and its connections."""
+    """The state of one supervisor: the present attempt, the slots that its host has for it, its votes, and its
+    connections.
 
-    rpc: SupervisorRpc
+    Each host of a run has one supervisor, and one of them leads the attempt.
+    """
+
+    rpc: SupervisorRpc  # set once it is known at which address to listen
 
     def __init__(self, run: RunDir, number: int, node: int) -> None:
         self._lock = threading.RLock()  # held while an answer is written to disk, however long that takes
@@ -210,13 +223,17 @@ class SupervisorState:
 
     @property
     def role_names(self) -> tuple[str, ...]:
-        """Return the names of the roles beside the main one, or of their ranks that restart alone."""
+        """Return the names of the run folders in `plan.roles`: of the roles beside the main one, or of ranks of theirs
+        that restart alone.
+        """
         return tuple(Path(one.run_dir).name for one in self.plan.roles)
 
     def agent(self, records_due: SharedEvent | None = None) -> AgentProcess:
-        """Return this host's agent, with the GPUs and slots that it holds; its coordinator sets `records_due`.
+        """Return this host's agent, not yet started, with the GPUs and slots that this host holds. The first time it is
+        the agent that this supervisor has adopted, if there is one, which runs already.
 
-        The first time it is the agent that this supervisor has adopted, if there is one.
+        The coordinator, if it runs in the agent, sets `records_due` when records are to be copied to other hosts at
+        once. Raise SlotsLost if an adopted agent's slots cannot be taken again.
         """
         adopted, self.adopted = self.adopted, None
         if adopted is not None:
@@ -227,7 +244,7 @@ class SupervisorState:
         return agent
 
     def move(self, number: int) -> None:
-        """Change to attempt `number`, whose plan is on disk."""
+        """Change to attempt `number`, whose plan is on disk, and forget that its predecessor's leader was lost."""
         with self._lock, self._shown:
             self.here.move(number)
             self.ballot.move()
@@ -247,7 +264,7 @@ class SupervisorState:
             self.move(said.attempt)
 
     def step_back(self) -> None:
-        """Take no part any more until this host rejoins; the others wait for it no longer."""
+        """Take no part in the run until this host rejoins."""
         self.returning, self.ready.prepared, self.ready.began = True, False, False
         self.leader_answered()
 
@@ -257,7 +274,9 @@ class SupervisorState:
         return end is not None and end.state.ended
 
     def running_attempt(self) -> OpenAttempt | None:
-        """Return the attempt that a lost host may join, or None if this host does not lead it."""
+        """Return the message by which a lost host joins the present attempt, or None if this host does not lead it, or
+        it has not begun or has ended.
+        """
         if not self.leads or not self.ready.began or self.has_ended():
             return None
         names, here = [node.host for node in self.plan.nodes], len(self.plan.nodes) - len(self.plan.away)
@@ -273,19 +292,20 @@ class SupervisorState:
         return OpenAttempt(number, self.node, tuple(hosts), cause, tuple(away), self.ballot.before(), said)
 
     def lose_leader(self) -> None:
-        """Record that the leader was silent for a whole lease, and show that to runs that wait for this host's
-        slots.
+        """Record that the leader was silent for a whole lease. Runs that wait for this host's slots can then see that
+        it is leaderless.
         """
         self.ballot.leaderless = True
         self._alone.set()
 
     def leader_answered(self) -> None:
-        """Record that the leader has answered."""
+        """Record that the leader has answered, so that this host is not leaderless any more."""
         self.ballot.leaderless = False
         self._alone.clear()
 
     def stand(self, above: int) -> int | None:
-        """Give this host's vote to itself, for an attempt number above `above`, and return the number.
+        """Give this host's vote to itself for a new attempt, with a number above `above` and above all it has voted
+        for; return the number.
 
         Return None if the host has already accepted a next attempt.
         """
@@ -297,8 +317,8 @@ class SupervisorState:
             return number
 
     def open(self, number: int, voters: Sequence[int]) -> bool:
-        """Begin the attempt for which this host was elected; return False if it has voted for another host
-        meanwhile.
+        """Record attempt `number`, for which this host was elected, as opened with the hosts `voters`, by number.
+        Return False, and record nothing, if this host has voted for another host meanwhile.
         """
         with self._lock:
             if self.ballot.voted != (number, self.node):
@@ -361,7 +381,9 @@ class SupervisorState:
         return max(0.0, boottime() - max(self.coordinator_due_at, spoke_at))
 
     def answering(self, wakeup: Wakeup) -> Callable[[SupervisorQuestion, str], SupervisorReply]:
-        """Return a function that answers each question in the thread of the connections, and wakes the supervisor."""
+        """Return a function that answers a question of another supervisor, given the question and the asker's address.
+        It is called in the thread of the connections, and wakes this supervisor through `wakeup`.
+        """
 
         def answer(question: SupervisorQuestion, asker: str) -> SupervisorReply:
             """Carry out the question and return the answer."""
@@ -391,8 +413,8 @@ class SupervisorState:
         return answer
 
     def _against_asker(self, question: _ToBeDone, asker: str) -> str:
-        """Return why the asker is refused, or "" if it is not; its address must be that of the host that it names as
-        its own.
+        """Return why the question is refused, or "" if it is not. `asker` is the address from which it came; this must
+        be one of the host that the question names as its sender.
         """
         match question:
             case Prepare() | Commit():
@@ -455,8 +477,10 @@ class SupervisorState:
         return why
 
     def _take_up(self, said: OpenAttempt) -> str:
-        """Accept the next attempt, or the present one that this host came back to before it had the history; return why
-        not, or "".
+        """Accept the attempt that its leader sent, once its plan and intent are written here; return why it is refused,
+        or "".
+
+        It is a next attempt, or the present one that this host came back to before it had the history.
         """
         apart, newest = self.plan.disks_apart, self.attempt.number
         why = "" if apart or said.attempt > newest else f"attempt {newest} is the newest here"
@@ -472,7 +496,7 @@ class SupervisorState:
         return ""
 
     def _keep(self, replica: Replica) -> str:
-        """Write the leader's record; return why not, or ""."""
+        """Write the record that the leader has sent, unless it is here already; return why it is refused, or ""."""
         if not self.ballot.comes_before(replica):
             self.ballot.outrun_by = max(replica.attempt, self.ballot.outrun_by)
         why = self.ballot.against_record(replica)

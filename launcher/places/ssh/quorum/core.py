@@ -24,7 +24,7 @@ class Records:
     """How new a host's records are: its newest attempt, and the length and digest of its history."""
 
     attempt: int
-    length: int
+    length: int  # in bytes
     digest: str
 
     def as_new_as(self, other: "Records") -> bool:
@@ -60,7 +60,7 @@ class RequestVote:
 
     attempt: int
     candidate: Host
-    records: Records
+    records: Records  # the candidate's
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The message with more history of an attempt, from its leader."""
+    """The message of an attempt's leader with more entries of the history, whose contents do not matter here."""
 
     attempt: int
     leader: Host
@@ -98,7 +98,7 @@ class Voter:
     not settled yet.
     """
 
-    me: Host
+    me: Host  # this host's number
     voted: tuple[int, Host]  # the newest attempt number that had its vote, and whose it was
     openings: tuple[Opening, ...]
 
@@ -114,7 +114,9 @@ class Voter:
 
     @property
     def leads(self) -> bool:
-        """Return whether this host leads the newest attempt, which is settled, and has voted for no newer one."""
+        """Return whether this host leads the newest attempt that it has accepted, which enough voters have accepted
+        too, and has voted for no newer one.
+        """
         return self.settled and self.newest.leader == self.me and self.voted[0] == self.newest.attempt
 
     @property
@@ -171,7 +173,7 @@ class Voter:
 
     def carries(self, others: Collection[Host]) -> bool:
         """Return whether this host and `others` are enough voters in each of its attempts: to be elected, open an
-        attempt, or keep an entry.
+        attempt, or commit an entry.
         """
         together = {self.me, *others}
         return all(opening.carried_by(together, self.me) for opening in self.openings)
@@ -239,7 +241,7 @@ class Voter:
 
 def may_vote_from(answered_at: float, lease_s: float) -> float:
     """Return the time from which a host counts as leaderless: `lease_s` seconds after its leader last answered, at
-    `answered_at`. A host that starts now counts as just answered.
+    `answered_at` by any clock. A host that starts now counts as just answered.
     """
     return answered_at + lease_s
 

@@ -27,8 +27,9 @@ def bring_logs(run: RunDir) -> None:
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
-    """Copy logs, metrics and a checkpoint to this machine (`newest` with the best, `none`, or a step); return a line of
-    text for each.
+    """Copy logs, metrics and a checkpoint to this machine; return a line of text for each.
+
+    `checkpoint` is `newest`, which copies the best one too, `none`, or a step.
     """
     return mirror.fetch(
         run,
@@ -73,8 +74,8 @@ def _bring(run: RunDir, places: Iterable[Place]) -> dict[str, LaunchError]:
 
 
 def _follow(client: HostClient, run: RunDir, folders: tuple[str, ...], known: Mapping[str, int], root: Path) -> None:
-    """Copy what is new in the run's `folders` on a host to below `root`; `known` has the bytes of each file that are
-    not needed.
+    """Copy what is new in the run's `folders` on a host to below `root`; `known` has, by file, how many bytes at its
+    beginning are not copied.
     """
 
     def ask(mine: dict[str, int]) -> tuple[list[tails.Tail], bool]:

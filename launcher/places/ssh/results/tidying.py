@@ -33,8 +33,8 @@ class _Disks(msgspec.Struct, frozen=True):
 
 
 def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-    """Return how many bytes each host keeps of the runs; with `remove`, delete all but what live runs need after
-    counting.
+    """Return how many bytes each host keeps of the runs. With `remove`, delete what no live run needs, after it was
+    counted.
 
     On a disk that all hosts share, one host's answer is enough.
     """
@@ -54,8 +54,8 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
 
 
 def _ask_hosts(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
-    """Ask the hosts about their runs, and yield each host's answer; with `remove`, they delete what is not live after
-    counting.
+    """Ask the hosts about their runs, and yield each host's answer or error. With `remove`, they delete what no live
+    run needs, after it was counted.
     """
     for hosts in _rounds(runs):
         results = ask_all([place for place, _ in hosts.values()], partial(_ask, hosts, remove), anew=remove)
@@ -64,15 +64,17 @@ def _ask_hosts(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
 
 
 def _most_first(answer: Answer) -> int:
-    """Return a sort key: silent hosts last; on a shared disk first the host that found most before another
-    removed it.
+    """Return a sort key that puts first the host that found most bytes, which on a shared disk did so before another
+    deleted them, and silent hosts last.
     """
     one = answer[2]
     return 1 if isinstance(one, LaunchError) else -sum(one.runs.values())
 
 
 def _ask(hosts: Hosts, remove: bool, client: HostClient) -> Tidied:
-    """Ask one host how many bytes it keeps of its runs; with `remove`, it deletes what is not live after counting."""
+    """Ask one host how many bytes it keeps of its runs in `hosts`. With `remove`, it deletes what no live run needs,
+    after it was counted.
+    """
     _, runs = hosts[client.place.host.name]
     return client.ask(Tidy(client.place.workdir, tuple(runs), remove), Tidied, limit_s=_LONG_S)
 
@@ -86,7 +88,9 @@ def _disks_apart(run: RunDir) -> bool:
 
 
 def _rounds(runs: Sequence[RunDir]) -> list[Hosts]:
-    """Return hosts in rounds that can be asked at the same time: in each round all have different names."""
+    """Return groups of hosts, each asked at the same time. In a group all hosts have different names, so that a host of
+    the same name in another pool is in another group.
+    """
     asked: dict[tuple[SshHost, str], tuple[Place, list[RunId]]] = {}
     for run in runs:
         for place in places_ever(run).values():

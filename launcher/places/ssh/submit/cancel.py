@@ -29,8 +29,8 @@ _MOST_NAMED, _LONGEST_NAME = 8, 100
 def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> CancelReport:
     """Cancel the run on every host at once and return a report, which names hosts that were not reached.
 
-    Each host answers when nothing of the run is left on it. Hosts in `gone` that do not answer are given up from now
-    on.
+    Each host answers when no process of the run is left on it. Hosts in `gone` that do not answer are given up from now
+    on: the run may end without them. Raise Unreachable if ranks may be left on any other host.
     """
     known = run_hosts.everywhere(run)
     if strangers := sorted(set(gone) - known.keys()):
@@ -95,7 +95,9 @@ def _refuse_unknown_hosts(run: RunDir, plan: Plan) -> None:
 
 
 def _have_others_informed(run: RunDir, heard: Collection[str], missed: Sequence[str]) -> None:
-    """Have the hosts `heard` inform those `missed`, which may come back or be cut off only from this machine."""
+    """Have the hosts `heard`, which answered, inform the hosts `missed` that the run is cancelled: these may come back,
+    or be cut off only from this machine.
+    """
 
     def pass_on(client: HostClient) -> None:
         """Ask one host to inform the others."""
@@ -107,8 +109,8 @@ def _have_others_informed(run: RunDir, heard: Collection[str], missed: Sequence[
 
 
 def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection[str]) -> set[str]:
-    """Return the hosts that are silent and that a user gave up, now in `gone` or before; hosts that answered count
-    again.
+    """Return the hosts that do not answer and that a user has given up. `results` has each host's answer or error;
+    hosts in `gone` that do not answer are given up from now on, and hosts that answered are not given up any more.
     """
     silent = {name for name, one in results.items() if isinstance(one, Unreachable)}
     run_hosts.take_back(run, results.keys() - silent)
@@ -139,10 +141,11 @@ def _not_ended(
 
 
 def _end_without(run: RunDir, missing: Collection[str], word: ClusterAnswer) -> bool:
-    """Write that the run was cancelled without the hosts `missing`, and return True; return False if its end is known
-    already.
+    """Write on this machine that the run was cancelled without the hosts `missing`, and return True; return False if
+    its end is known already.
 
-    `word` is what the other hosts answer about the run; raise Unreachable if they did not.
+    `word` is the run's state as the other hosts report it; raise Unreachable if hosts that may know its end did not
+    answer.
     """
     last = newest(run)
     end = read_record(last.end, AttemptEnd) if last is not None else None
@@ -156,7 +159,11 @@ def _end_without(run: RunDir, missing: Collection[str], word: ClusterAnswer) -> 
 
 
 def include_hosts(run: RunDir, hosts: Collection[str]) -> None:
-    """Have the supervisors of an active run include the named hosts again, or all without names."""
+    """Have the supervisors of an active run use the hosts again that it has excluded: the named ones, or all if `hosts`
+    is empty.
+
+    Raise Unreachable if a host that is not excluded itself could not be informed.
+    """
 
     def forget(client: HostClient) -> None:
         """Include the hosts again on one host."""

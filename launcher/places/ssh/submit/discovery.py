@@ -45,14 +45,16 @@ class FoundRun:
     """A run on a pool, and the hosts that have it."""
 
     id: RunId
-    pool: str
-    ssh: Ssh
-    places: dict[str, Place] = field(default_factory=dict)
+    pool: str  # its name in the clusters file
+    ssh: Ssh  # its hosts and settings
+    places: dict[str, Place] = field(default_factory=dict)  # the hosts that have the run, by name
 
 
 def discover(ref: str) -> Path | None:
-    """Return the local folder of the only run on a pool whose id is `ref` or begins with it, or None if there is
-    none.
+    """Return the local folder of the run on a pool whose id is `ref`, or of the only one whose id begins with it. It is
+    created if it is missing; return None if there is no such run.
+
+    Raise NoSuchRun if several begin with it, Unreachable if none was found and hosts could not be asked.
     """
     found: dict[RunId, FoundRun] = {}
     troubles: dict[str, LaunchError] = {}
@@ -78,7 +80,9 @@ def discover(ref: str) -> Path | None:
 
 
 def _runs_on(ssh: Ssh) -> tuple[dict[RunId, dict[str, Place]], dict[str, LaunchError]]:
-    """Return (the runs on the pool's hosts, each with its hosts; the errors of hosts that could not be asked)."""
+    """Return (for each run on the pool, by its id, the hosts that have it, by name; the errors of hosts that could not
+    be asked, by name).
+    """
     settled = settled_hosts(ssh)
     places = answers(settled)
     told = ask_all([*places.values()], lambda client: client.ask(ListRuns(client.place.workdir), list[str]))
@@ -92,8 +96,11 @@ def _runs_on(ssh: Ssh) -> tuple[dict[RunId, dict[str, Place]], dict[str, LaunchE
 
 
 def _mirrored(found: FoundRun) -> Path | None:
-    """Return the run's mirror in the user's state folder, with the records of the host that knows most, or None if no
-    host answers.
+    """Return the folder that mirrors the run on this machine. Create it, if it is missing, with the records of the host
+    that has the newest ones.
+
+    Return None if all hosts answer and none has the run any more; raise Unreachable if none has it and some do not
+    answer.
     """
     path = registry.adopted(found.id)
     run = RunDir(path)
@@ -120,7 +127,9 @@ def _mirrored(found: FoundRun) -> Path | None:
 
 
 def _make(found: FoundRun, host: str, attempt: int, submitted: Submitted) -> None:
-    """Create a mirror with its first contents: the spec, the plan, and the addresses of the hosts."""
+    """Create a mirror with its first contents: the spec, the plan, and the addresses of the hosts. `host` is the one
+    that reported `submitted` and that the run's attempt number `attempt` is the newest.
+    """
     path = registry.adopted(found.id)
     plan = _plan(found, host, submitted)
     make_dir(path.parent)
@@ -138,9 +147,10 @@ def _make(found: FoundRun, host: str, attempt: int, submitted: Submitted) -> Non
 
 
 def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
-    """Return a plan without commands, enough to watch and end the run on `host`.
+    """Return a plan without commands, enough to watch and end the run; it is made from the spec and the hosts in
+    `submitted`, which `host` reported.
 
-    Raise LaunchError if the submission cannot be read.
+    Raise LaunchError if the spec cannot be read, or no host of the run is in the pool.
     """
     ours = {one.name: one.address or one.name for one in found.ssh.hosts}
     ours |= {name: place.address for name, place in found.places.items()}
@@ -193,8 +203,8 @@ def _place_of_silent(found: FoundRun, name: str) -> Place:
 
 
 def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Place | LaunchError]:
-    """Return how to reach each host of the pool, or each named in `only`, with the launcher installed on it, or the
-    error that prevents that.
+    """Install the launcher on each host of the pool, or each named in `only`, if it is missing. Return how to reach the
+    host and the launcher there, or the error that prevents that, by the host's name.
     """
     surveyed, troubles = pool.surveyed(ssh, only)
     lines = pool.working(pool.lines_to([one.host for one in surveyed.values()], agent=ssh.agent))
@@ -209,7 +219,7 @@ def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Plac
 
 def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
     """Return, by name, how to reach the pool's hosts that the run is not known to be on, or the error of each that
-    cannot be asked. The run's own machine may have resumed it on them.
+    cannot be asked. The machine that submitted the run may have resumed it on them.
 
     Hosts that this process has asked lately are not asked again; the earlier answer is returned.
     """
@@ -223,6 +233,8 @@ def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
 
 
 def follow(attempt: AttemptDir, hosts: Sequence[str], places: Mapping[str, Place]) -> None:
-    """Record, for an attempt that was opened on `hosts`, how to reach those that are in `places`."""
+    """Record the attempt's hosts, those in `hosts` that are in `places`, with how to reach them, so that they are asked
+    about the run from now on.
+    """
     make_dir(attempt.path)
     write_record(attempt.hosts, [places[name] for name in dict.fromkeys(hosts) if name in places])

@@ -54,14 +54,18 @@ class PoolHandover:
         self._getting_ready.start()
 
     def start(self, attempt: int) -> None:
-        """Hand the attempt, whose intent is on disk, to hosts, unless a `mend` has done so or a cancel withdrew it."""
+        """Hand the attempt, whose intent is on disk, to hosts. Do nothing if another process has handed it over
+        meanwhile, or a cancel has withdrawn it.
+        """
         handover = Handover.of(self._run, self._run.attempt(attempt))
         with handover.held(wait=True):
             if handover.is_open():
                 self.carry_out(attempt)
 
     def carry_out(self, attempt: int) -> None:
-        """Hand the attempt to hosts; the caller holds its lock."""
+        """Hand the attempt to hosts, without those that fail before anything has started; raise NotStarted if too few
+        are left. The caller holds the attempt's lock.
+        """
         self._getting_ready.join()
         there = self._run.attempt(attempt)
         plan, intent = read_plan(self._run, attempt), read_intent(there)
@@ -85,7 +89,9 @@ class PoolHandover:
         self._getting_ready.join()
 
     def _get_ready(self) -> None:
-        """Install the launcher on the hosts; run in a thread of its own."""
+        """Install the launcher on the hosts, and keep for each the path of its Python or the error. This runs in a
+        thread of its own.
+        """
         hosts = [one.host for one in self._found.values()]
         lines = pool.working(pool.lines_to(hosts, agent=self._agent))
         self._pythons = for_all(lines, lambda name, line: settled_in(line, self._found[name]))
@@ -95,7 +101,8 @@ class PoolHandover:
     ) -> dict[str, LaunchError]:
         """Hand the attempt, whose folder is `there`, to the hosts of the plan, and return {} once they have it.
 
-        If hosts fail before anything has started, return their errors. `ready` are the hosts that have the launcher.
+        If hosts fail before anything has started, return their errors, by host. `ready` has the facts about the hosts
+        that have the launcher.
         """
         places = {node.host: self._place(ready[node.host], node.address) for node in plan.nodes}
         write_record(there.plan, plan)
@@ -123,7 +130,8 @@ class PoolHandover:
     ) -> dict[str, LaunchError]:
         """Send Open to all hosts, then all addresses to all, then GoAhead to the first host and the rest.
 
-        Return the errors of hosts that failed before the first GoAhead, by host.
+        `there` is the attempt's folder; `ready` and `clients` have the facts about each host and its client. Return the
+        errors of hosts that failed before the first GoAhead, by host.
         """
 
         def opened(name: str, one: HostClient) -> int:
@@ -155,8 +163,10 @@ class PoolHandover:
         return {}
 
     def _supply(self, plan: Plan, clients: Mapping[str, HostClient]) -> dict[str, LaunchError]:
-        """Send the newest and the best checkpoint to the hosts if none of them has it; return the errors of
-        hosts that failed.
+        """Send the checkpoints from which the run would continue to the plan's hosts that lack them; return the errors
+        of hosts that failed, by host.
+
+        Raise NotStarted if a checkpoint is needed and no host or this machine can provide it.
         """
         disks, failed = disks_of(clients, plan.run_id, plan.spec.checkpoint.dir)
         if failed:
@@ -184,7 +194,9 @@ class PoolHandover:
         return Place(found.host, self._agent, answers(self._pythons)[found.host.name], found.facts.workdir, address)
 
     def _opening(self, plan: Plan, intent: Intent, node: NodePlan, found: Surveyed) -> tuple[Open, list[bytes]]:
-        """Return (the message Open for one host, the contents of the records that follow it)."""
+        """Return (the message Open for the host of `node`, the contents of the records that follow it). `found` has the
+        facts about this host.
+        """
         paths = [path for name in _CARRIED if (path := self._run.path / name).exists()]
         records = [Tail(path.name, 0, path.read_bytes()) for path in paths]
         run_dir = f"{found.facts.workdir}/runs/{plan.run_id}"
@@ -240,10 +252,11 @@ def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -
 
 
 def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str]:
-    """Return which of the hosts in `ready` get an attempt: those with room first, in the pool's order, and those in
-    `bad` last.
+    """Return the hosts of `ready` that get the attempt, at most as many as the plan has nodes, or none if no host may
+    be the first.
 
-    A run that follows others begins with a host that sees their state.
+    Hosts without enough GPUs are left out. Those in `bad` come last, and those without room before them; else the order
+    is the pool's. A run that follows others begins with a host that sees their state.
     """
     wanted = len(plan.nodes)
     usable = [name for name, one in ready.items() if len(one.gpus) >= most_of_a_host(plan).gpus]
@@ -256,7 +269,9 @@ def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str
 
 
 def _too_few(plan: Plan, there: int, troubles: Mapping[str, LaunchError]) -> NotStarted:
-    """Return the error that only `there` hosts can take part, which are too few, with the reasons in `troubles`."""
+    """Return the error that only `there` hosts can take part, which are too few, with the reasons in `troubles`, by
+    host.
+    """
     lines = [line for one in troubles.values() for line in one.lines]
     return _not_started(f"{there} of at least {least_hosts(plan)} hosts can be used; nothing was started", *lines)
 
@@ -269,15 +284,15 @@ def _not_started(*lines: str, exit_code: Exit = Exit.UNREACHABLE) -> NotStarted:
 
 
 def mend(wanted: Sequence[Asked]) -> dict[str, LaunchError]:
-    """Hand over the attempts whose submitter is gone; return the reason for each that cannot be handed over now, by its
-    folder.
+    """Hand over the attempts whose submitter is gone, unless their hosts have begun them; return the error of each that
+    cannot be handed over now, by its folder.
     """
     return failures(each(wanted, _mend))
 
 
 def _mend(run: RunDir, attempt: AttemptDir) -> None:
     """Complete the handover of an attempt whose submitter is gone: record it as handed over if its hosts have begun it,
-    else hand it over again; do nothing while a host that may know does not answer.
+    else hand it over again. Do nothing while a host that may have begun it does not answer.
     """
     handover = Handover.of(run, attempt)
     if handover.is_in_hand():

@@ -44,7 +44,9 @@ def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None =
 
 
 def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> dict[str, T | LaunchError]:
-    """Return the result of `work` for each attempt by its folder, or its error; a few run at a time."""
+    """Call `work` for each attempt, some of them at the same time; return its results, or the errors, by the attempt's
+    folder.
+    """
 
     def done(_: str, pair: Asked) -> T:
         """Return the result for one attempt."""
@@ -64,8 +66,8 @@ def _as_answer(word: ClusterAnswer | LaunchError | None) -> ClusterAnswer | None
 
 
 def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterAnswer | None:
-    """Return the state of one run, or None while it is being handed over; `why_not` is why its attempt could not be
-    handed over now, if that was tried.
+    """Return the state of one run, or None while its submitter is still handing it over; `why_not` is why an attempt
+    whose submitter is gone could not be handed over now, if that was tried.
     """
     if is_open(run, attempt):
         handover = Handover.of(run, attempt)
@@ -77,7 +79,9 @@ def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> Cl
 
 
 def judge(run: RunDir, attempt: AttemptDir) -> ClusterAnswer:
-    """Return the run's state: by the first host's report if no other can know better, else by all reports."""
+    """Return the run's state, copying nothing. It is that of the leader's report if the leader says that the run goes
+    on, else that of all hosts' reports.
+    """
     plan = read_plan(run, last_attempt(run).number)
     places = _leader_first(plan, places_of(run))
     said = ask_reports(run, places[:1])
@@ -91,8 +95,9 @@ def judge(run: RunDir, attempt: AttemptDir) -> ClusterAnswer:
 def _of_another_machine(
     run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]
 ) -> ClusterAnswer:
-    """Return the state of a run of another machine, which may have resumed it on further hosts: while one of those is
-    silent, no end counts.
+    """Return the state of a run that another machine submitted, and may have resumed on further hosts of the pool.
+
+    These are asked, too, unless the run succeeded. While one of them is silent, no end of the run counts.
     """
     best = best_of(with_the_run(said), apart=plan.disks_apart)
     if best is not None and best.head.state is State.SUCCEEDED:
@@ -133,8 +138,8 @@ def _judged(
 
 
 def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> bool:
-    """Return whether the report holds whatever silent hosts know: the run succeeded, or they are too few to have
-    continued it.
+    """Return whether hosts that do not answer cannot change what the best report says: the run succeeded, or they are
+    too few to have continued it.
 
     One host alone never takes over; two may, of an attempt on three. The leader may have continued if others report
     that they lost it; and any host may if the run was cancelled without it.
@@ -151,9 +156,10 @@ def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | Launc
 
 
 def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: LaunchError | None) -> ClusterAnswer | None:
-    """Return the state of an attempt whose submitter is gone, or None if its hosts were told to begin all the same.
+    """Return the state of an attempt whose submitter is gone before the handover was recorded, or None if its hosts
+    were told to begin all the same.
 
-    `why_not` is why the attempt could not be handed over now.
+    `why_not` is why the attempt could not be handed over now, or None if that was not tried.
     """
     if handover.is_locked():
         return ClusterAnswer("queued", "", time.time(), text="it is being handed to its hosts")

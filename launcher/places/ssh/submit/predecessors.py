@@ -19,7 +19,9 @@ from launcher.supervisor.waiting import WAITS_HERE, has_happened
 
 
 def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """Return a problem for each run to follow that no host sees which also sees the other runs to follow."""
+    """Return the first problem with the runs that a new one is to follow, or an empty list: a run that no host of the
+    pool sees, or one that no host sees together with those before it.
+    """
     common: set[str] | None = None
     for index, one in enumerate(awaited):
         if has_happened(one):
@@ -40,10 +42,11 @@ def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
 
 
 def leaders_of(plan: Plan) -> set[str] | None:
-    """Return the hosts of which one must be the first, because they see the runs that the plan follows; None if any
-    host will do.
+    """Return the hosts of which one must be the first of the plan, because they see all runs that the plan follows, or
+    None if any host will do.
 
-    A run whose wait is over still goes to the hosts where those runs left their files.
+    The set is empty if each of these runs is on other hosts. A run whose wait is over still goes to the hosts where
+    those runs left their files.
     """
     first = readable(RunDir(Path(plan.run_dir)).plan, Plan)
     awaited = plan.awaited or (first.awaited if first is not None else ())
@@ -52,8 +55,8 @@ def leaders_of(plan: Plan) -> set[str] | None:
 
 
 def release(run: RunDir, attempt: AttemptDir) -> None:
-    """Let a run start, on its hosts, that was submitted to be held; raise Refused if it was not handed to any, or
-    Unreachable if one does not answer.
+    """Release the run on its hosts, so that it need not wait for its user any more; raise Refused if it was not handed
+    to any host yet, or Unreachable if one does not answer.
     """
     places = run_hosts.handed_to(run, attempt)
     if not places:
@@ -69,7 +72,9 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _seen_by(ssh: Ssh, one: AwaitedRun) -> set[str]:
-    """Return the hosts of the pool that have the run on their disk; each gets all that the run's leader reports."""
+    """Return the hosts of the pool on whose disk the run is, all of them if they share a disk; each host of the run
+    gets all that its leader reports.
+    """
     run = RunDir(Path(one.run_dir))
     attempt = newest(run)
     pool = {host.name for host in ssh.hosts}

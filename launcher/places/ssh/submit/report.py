@@ -36,13 +36,13 @@ class HostReport:
     """One host's report on a run, with the new parts of its files."""
 
     host: str
-    head: RunReport
-    files: Sequence[tails.Tail]
+    head: RunReport  # the report itself
+    files: Sequence[tails.Tail]  # the new part of the events, and logs
 
     @property
     def lives(self) -> bool:
-        """Return whether the run continues as far as this host knows; after its attempt another host may open
-        the next.
+        """Return whether the run goes on as far as this host knows: it waits to begin, starts or runs. A run whose
+        attempt has ended so that another may follow does not count.
         """
         waits = self.head.state is State.QUEUED and self.head.end is None
         return waits or self.head.state in (State.STARTING, State.RUNNING, State.REGROUPING)
@@ -57,7 +57,7 @@ class HostReport:
 
     @property
     def leader(self) -> str:
-        """Return the leader of the reported attempt, or "" if it is unknown."""
+        """Return the name of the host that leads the reported attempt, or "" if it is unknown."""
         return self.head.begun.hosts[0] if self.head.begun is not None and self.head.begun.hosts else ""
 
     def is_of(self, attempt: AttemptDir) -> bool:
@@ -70,16 +70,18 @@ class HostReport:
 
 
 def with_the_run(said: Mapping[str, HostReport | LaunchError]) -> list[HostReport]:
-    """Return the reports of hosts that know the run; a host that does not may have a new disk."""
+    """Return the reports of hosts that have the run. A host without it may have a new disk, so its report does not
+    count.
+    """
     return [one for one in said.values() if isinstance(one, HostReport) and one.head.state is not None]
 
 
 def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | None:
-    """Return the report that knows most among those of the newest attempt, or None without any.
+    """Return the report that knows most among those of the newest attempt, or None if `heard` is empty.
 
-    An end counts most, then a live run, then the more certain state; of equal reports the first is returned. `apart`
-    says that hosts share no disk: then a host that reports the run as lost is less certain than one that reports it as
-    unknown, else the other way round.
+    An end counts most, then a run that goes on, then the more certain state; of equal reports the first is returned.
+    `apart` says that hosts share no disk: then a host that reports the run as lost is less certain than one that
+    reports it as unknown, else the other way round.
     """
     # On a shared disk only the leader's host can tell whether its supervisor lives; else each host knows its own.
     order = (State.LOST, State.UNKNOWN) if apart else (State.UNKNOWN, State.LOST)
@@ -135,7 +137,9 @@ def _end_of_events(run: RunDir) -> tuple[int, bytes]:
 
 
 def begin(run: RunDir, told: HostReport) -> AttemptDir:
-    """Return the reported attempt. If it is new, record that it exists, but not how it ended."""
+    """Return the reported attempt of the run. If this machine has no such attempt, record that it began, but not how it
+    ended; raise LaunchError if the report names hosts that the run was not handed to.
+    """
     attempt = run.attempt(told.head.attempt)
     if not attempt.intent.exists():
         _keep_beginning(run, attempt, told)
@@ -143,7 +147,8 @@ def begin(run: RunDir, told: HostReport) -> AttemptDir:
 
 
 def keep(run: RunDir, told: HostReport) -> None:
-    """Keep a report's records, the end last; a report of an attempt older than the newest known one is ignored.
+    """Write a report's records to the run's folder here, the end last. Ignore a report of an attempt older than the
+    newest known one.
 
     The end comes last because a run that has ended is not asked about any more, and all its events must be here by
     then.

@@ -252,7 +252,7 @@ def test_who_has_no_agent_any_more_notices_a_lost_leader_itself(tmp_path, agents
     table.lose(0)
     table.supervisors[1].ballot.leaderless = False
     follows._leader_heard_at -= 2000.0
-    assert follows._keep() == 2  # with the third host, which hears no leader either
+    assert follows._run_agent() == 2  # with the third host, which hears no leader either
     assert table.supervisors[1].ballot.leaderless
 
 
@@ -266,7 +266,7 @@ def test_a_host_whose_attempt_is_to_be_followed_does_not_leave(tmp_path, agents)
     follows._leader_heard_at -= 2000.0
     table.lose(0)
     table.supervisors[1].ballot.leaderless = False
-    assert follows._keep() == 2
+    assert follows._run_agent() == 2
 
 
 class Slots:
@@ -677,7 +677,9 @@ def test_a_host_that_comes_back_before_the_run_has_begun_waits_with_the_others(t
     again.ready.began = again.ready.told = False
     monkeypatch.setattr(comeback, "running_attempt", lambda _: None)
     monkeypatch.setattr(comeback, "slots_for", lambda *_: LeftSlots(after=0))
-    monkeypatch.setattr(comeback, "keep", lambda member, *_: waits.append((member.returning, member.ready.told)))
+    monkeypatch.setattr(
+        comeback, "wait_and_run", lambda member, *_: waits.append((member.returning, member.ready.told))
+    )
     comeback.come_back(again, table.wakeups[number], ())
     assert waits == ([] if begun else [(False, True)])
 
@@ -961,7 +963,7 @@ def test_a_host_that_missed_the_proposal_leaves_once_somebody_has_records_of_wha
     table.supervisors[leads].move(2)
     leader.send_end(table.supervisors[leads])
     with pytest.raises(Fenced, match="attempt 2 continues without host2"):
-        Follower(table.supervisors[2], table.wakeups[2])._keep()
+        Follower(table.supervisors[2], table.wakeups[2])._run_agent()
     with pytest.raises(Fenced, match="attempt 2 continues without host2"):
         QueueWatch(table.supervisors[2]).look()
 
@@ -996,7 +998,7 @@ def test_a_supervisor_that_comes_back_is_the_one_that_a_cancel_asks(table):
 
 def test_a_stop_whose_ring_was_heard_elsewhere_is_heard(table, agents):
     table.wakeups[2].stop_asked = True
-    assert Follower(table.supervisors[2], table.wakeups[2])._keep() is None
+    assert Follower(table.supervisors[2], table.wakeups[2])._run_agent() is None
     assert agents.signalled
 
 
@@ -1031,7 +1033,7 @@ def test_who_hears_of_a_cancel_while_it_looks_for_its_leader_ends_at_once(table,
     TakeOver(member).open()
     table.silent = {0}
     assert isinstance(table.said(2, Cancelled(1)), Agreed)
-    assert Follower(member, table.wakeups[2])._keep() is None
+    assert Follower(member, table.wakeups[2])._run_agent() is None
     assert (table.end(2).state, table.end(2).alone) == (State.CANCELLED, True)
 
 

@@ -138,7 +138,7 @@ class Host:
         def work():
             if again:
                 return returning_supervisor.come_back(supervisor, wakeup, ())
-            return host_supervisor.keep(supervisor, wakeup, ())
+            return host_supervisor.wait_and_run(supervisor, wakeup, ())
 
         code = host_supervisor._done(supervisor, work)
         supervisor.rpc.close()
