@@ -330,6 +330,8 @@ class CoordinatorServer:
                 if wire is not None:
                     wire.send(message)
             case Record(event=event):
+                if event.end is not None:  # a host that takes over writes this end, and shows it with this state
+                    self._record_writer.write(self._coordinator.snapshot(self._now(), ended=False))
                 self._record_writer.write(event)
             case RecordExit(exit=exit_):
                 self._record_writer.write(exit_)

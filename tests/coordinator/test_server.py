@@ -124,6 +124,8 @@ async def agent(port, key, node, heard, *, finishes=False):
                     wire.send(messages.Leads(node, number))
                     wire.send(messages.Started(node, number, (1, 2), 20_000 + node))
                     if finishes:
+                        told = messages.RankHeartbeat(rank, 0.0, True, False, fingerprint="last")
+                        wire.send(messages.Heartbeat(node, 1, number, (told,)))
                         wire.send(messages.Settled(node, number))
                         for one in range(2):
                             wire.send(messages.Exited(node, RankExit(number, rank + one, one, node, 1 + one, code=0)))
@@ -151,6 +153,7 @@ def test_an_end_is_written_once_its_announcement_is_copied_and_left_open_if_it_i
         key = wire_key(TOKEN, messages.WIRE, events.parent.name, 1)
         agents = [asyncio.create_task(agent(port, key, node, heard, finishes=True)) for node in range(3)]
         await eventually(lambda: "ending" in [one.kind for one in read_lines(events, Event)])
+        assert read_record(events.with_name("state.json"), RunState).fingerprint == "last", "an older state"
         assert not attempt.end.exists() and not any(isinstance(message, messages.End) for message in heard)
         if copied:
             copies.copied = events.stat().st_size

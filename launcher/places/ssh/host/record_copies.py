@@ -271,13 +271,18 @@ class RecordReplicator:
             self._records_due.wait(self._every_s)
 
     def send(self) -> None:
-        """Send the other hosts everything that is new since the last call."""
+        """Send the other hosts everything that is new since the last call.
+
+        Histories are looked at first and sent last, up to their size at that moment: a host that has an event also has
+        the state that was written before it.
+        """
         self._report_copied()
-        for name, copied in replicated(self._run, self._attempt, self._roles).items():
-            try:
-                status = copied.path.stat()
-            except FileNotFoundError:
-                continue
+        records, found = replicated(self._run, self._attempt, self._roles), dict[str, os.stat_result]()
+        for name in sorted(records, key=lambda name: not _is_history(name)):
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = records[name].path.stat()
+        for name in sorted(found, key=_is_history):
+            copied, status = records[name], found[name]
             now = time.monotonic()
             turn = now // self._renew_s if name.endswith(ENDPOINT) else 0
             mark = (status.st_ino, status.st_size, status.st_mtime_ns, turn)
@@ -285,8 +290,11 @@ class RecordReplicator:
             behind = [number for number in reached if self._sent[number].get(name) != mark]
             if not behind:
                 continue
-            send = self._send_events if _is_history(name) else self._send_whole
-            for number in send(name, copied, behind):
+            if _is_history(name):
+                took = self._send_events(name, copied, behind, status.st_size)
+            else:
+                took = self._send_whole(name, copied, behind)
+            for number in took:
                 self._sent[number][name] = mark
 
     def _send_whole(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
@@ -297,8 +305,9 @@ class RecordReplicator:
             return self._send_to(self._replica(name, _WHOLE, data.decode()), whom)
         return []
 
-    def _send_events(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
-        """Send the hosts `whom` the events that each lacks of a history; return the hosts that then have all.
+    def _send_events(self, name: str, copied: KeptRecord, whom: list[int], size: int) -> list[int]:
+        """Send the hosts `whom` the events that each lacks of the first `size` bytes of a history; return the hosts
+        that then have all of them.
 
         A host that refuses a part may have lost what comes before it, as this host may have; then everything is sent
         again.
@@ -310,7 +319,7 @@ class RecordReplicator:
                 file.seek(max(0, at - 1))
                 if at and file.read(1) != b"\n":
                     at = file.seek(0)
-                piece = file.read(_PIECE)
+                piece = file.read(min(_PIECE, max(0, size - file.tell())))
             whole = piece[: piece.rfind(b"\n") + 1]
             replica = self._replica(name, at, _text(whole))
             if len(piece) < _PIECE:

@@ -132,6 +132,43 @@ def test_a_record_that_is_damaged_on_the_leaders_disk_is_not_sent_and_holds_up_n
     assert read_record(theirs.state, RunState).message == "again"
 
 
+@pytest.mark.parametrize("when", ["the state is lost", "both are written while the state is sent"])
+def test_a_host_with_an_event_has_the_state_that_was_written_before_it(tmp_path, when):
+    """A host that took over wrote the announced end, and showed it with the state before the last steps."""
+    table = Table(tmp_path, size=2, nodes_min=1)
+    leader, other = table.supervisors
+    replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc)
+    replicator.close()
+
+    def write(text):
+        write_record(leader.run.state, state_of(leader.run.id, message=text))
+        append_line(leader.run.events, Event(1.0, 1, "ending", text))
+
+    def lose_or_write(question):
+        if question.name == "state":
+            table.listen = lambda _: None
+            if when == "the state is lost":
+                table.deafen(1, Replica)
+            else:
+                write("newer")
+
+    def shown():
+        return read_record(other.run.state, RunState).message, texts(other.run)[-1]
+
+    write("old")
+    replicator.send()
+    assert shown() == ("old", "old")
+    write("new")
+    table.listen = lose_or_write
+    replicator.send()
+    lost = when == "the state is lost"
+    assert shown() == (("old", "old") if lost else ("new", "new"))
+    table.deaf_to = {}
+    replicator._quiet_until.clear()
+    replicator.send()
+    assert shown() == (("new", "new") if lost else ("newer", "newer"))
+
+
 def test_no_host_is_left_alone_for_a_record_that_is_damaged_on_the_leader_s_disk(tmp_path):
     """It would be refused, and a host that refuses hears nothing for a while."""
     table = Table(tmp_path, size=2, nodes_min=1)
