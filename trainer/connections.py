@@ -297,7 +297,10 @@ def _shut_down(one: socket.socket, how: int) -> None:
 
 
 def _connect_as_others(listener: socket.socket) -> bool:
-    """Connect to a listening socket in place of each other rank and close again; return False if it does not listen."""
+    """Connect to a listening socket as other ranks would and close again, so that gloo stops waiting for lost ranks.
+
+    Returns False if it does not listen.
+    """
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return False
     for number in range(_OTHERS):

@@ -31,7 +31,7 @@ class AttemptPhase(Enum):
     STARTING = auto()
     RUNNING = auto()
     COPYING = auto()  # all ranks have finished; their last checkpoint is still copied to a second disk or to the store
-    CLOSING = auto()
+    CLOSING = auto()  # the ranks of the generation are being ended, before a new one or the attempt's end
     OVER = auto()
 
 

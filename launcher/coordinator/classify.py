@@ -79,7 +79,8 @@ def fenced(end: RankExit) -> bool:
 
 
 def classify(end: RankExit) -> Cause:
-    """Return the cause of one rank's failure.
+    """Return the cause of one rank's failure, from its exit code or signal, the exceptions that it raised, and whether
+    the kernel killed it for memory or the coordinator for a hang.
 
     Exit code 75 counts as a preemption only if the rank was asked to stop, as a program may use that code for anything.
     """

@@ -170,7 +170,9 @@ class Coordinator:
     # -- nodes come and go
 
     def _joined(self, join: messages.Join) -> None:
-        """Handle an agent that joins, and the loss of the agent that it replaces."""
+        """Handle an agent that joins: act on the loss of the agent that it replaces, if there is one, then let the
+        node's ranks continue or stop them.
+        """
         arrival = self._attendance.arrive(join)
         if arrival is None:
             return
@@ -180,9 +182,10 @@ class Coordinator:
         self._nodes.settle(arrival.node)
 
     def _sort_out_ranks(self, node: KnownNode, claimed: int, carries_on: bool) -> None:
-        """Handle the ranks of an agent that returns: let them continue in the open generation, or stop them.
+        """Handle the ranks of an agent that returns: let those of the open generation continue, and stop others.
 
         `claimed` is the generation that the agent says its ranks belong to; `carries_on` says that they may continue.
+        If the agent has lost ranks of the open generation, close it.
         """
         generation = self._attempt.generation
         member = generation is not None and self._attempt.is_open and node.holds == generation.number

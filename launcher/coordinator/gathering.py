@@ -79,7 +79,10 @@ class Gathering:
         return not (awaited.isdisjoint(nodes.hopeful) and awaited.isdisjoint(nodes.absent))
 
     def complete(self, mono: float) -> bool:
-        """Return whether a generation can be opened now."""
+        """Return whether a generation can be opened now: the first node and as many as the plan needs are usable.
+
+        The first generation waits in addition, up to a limit, for all nodes of the plan, and then shortly for spares.
+        """
         nodes, plan = self._nodes, self._plan
         if mono < self._open_at or plan.nodes[0].index not in nodes.usable or not self._suffice(nodes.usable):
             return False

@@ -301,7 +301,9 @@ class Generation:
             self._live -= 1
 
     def _set_idle(self, rank: Rank, idle: bool) -> None:
-        """Set whether the rank is idle, and keep the count of idle ranks."""
+        """Set whether the rank is idle, that is silent for longer than `Silence` allows, and keep the count of idle
+        ranks.
+        """
         self._idle += idle - rank.idle
         rank.idle = idle
 

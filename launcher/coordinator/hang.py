@@ -279,8 +279,8 @@ def _crossed(waits: Sequence[_Wait], ranks: Sequence[RankLook]) -> HangVerdict:
 
 
 def _all_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Return the verdict of a slow link or an unknown cause if all ranks have entered the same collective, or None if
-    no rank waits.
+    """Return the verdict for ranks that have all entered the same collective, as the caller has found: a slow link if
+    bytes still move between them, else an unknown cause. Return None if no rank waits.
     """
     if not waits:
         return None
@@ -538,7 +538,9 @@ def _at(where: str) -> str:
 
 
 def _is_own(frame: Frame) -> bool:
-    """Return whether the frame is in the user's code, neither in a library nor in this package."""
+    """Return whether the frame is in the user's code, judged by its file's path: neither in site-packages nor in
+    Python's own library, and not the launcher's zygote.
+    """
     parts = PurePath(frame.file).parts
     if "site-packages" in parts or "dist-packages" in parts or frame.file.startswith("<"):
         return False

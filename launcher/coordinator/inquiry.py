@@ -155,7 +155,7 @@ class Inquiry:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop the last verdict, and clear the message about it in the run's status."""
+        """Drop the last verdict on which ranks hang, and clear the message about it in the run's status."""
         if self._told and self._attempt.standing.message == self._told:
             self._attempt.standing.message = ""
         self._told = ""

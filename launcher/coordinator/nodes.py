@@ -88,7 +88,9 @@ class KnownNode:
 
     @property
     def usable(self) -> bool:
-        """Return True if ranks can be started on the node now."""
+        """Return True if ranks can be started on the node now: its agent is connected and ready, it is neither left out
+        nor about to leave, and no earlier ranks or agent may still run there.
+        """
         return (
             self.link is Presence.UP
             and self.ready

@@ -105,8 +105,8 @@ def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
 def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, int]:
     """Return how many restarts each cause has had, counted as failures after which the run continued by itself.
 
-    A failure that ended an attempt counts once a later one has recorded an event or, if `attempt` is given, the number
-    of the present attempt, once that is later.
+    A failure that ended an attempt counts once a later attempt exists: one that has recorded an event, or the present
+    one, whose number is `attempt` (0: not known).
     """
     counts: Counter[str] = Counter()
     open_failures: list[Event] = []

@@ -83,7 +83,11 @@ class Roles:
         return found
 
     def ended(self, name: str, end: AttemptEnd, now: float) -> AttemptEnd | None:
-        """Record that part `name` has ended; return the end of the whole attempt if this end decides it, else None."""
+        """Record that part `name` has ended; return the end of the whole attempt if this end decides it, else None.
+
+        It is decided if all roles have to start again because of this part. With a main role it is decided as well if
+        a part has failed; without one, once all parts have ended.
+        """
         part = self._parts[name]
         part.is_there = False
         if end.state is State.QUEUED and end.cause is not None and self._roles[part.role].restart == "all":

@@ -83,8 +83,8 @@ class CopyHold:
         return self._held is not None
 
     def pass_on(self, effects: Iterable[Out]) -> list[Out]:
-        """Return those of the effects that may be carried out now, and hold the others back; answers to heartbeats
-        always pass.
+        """Return those of the effects that may be carried out now. As long as the record of a failure or of the end has
+        to be copied, hold the others back: the end, and all messages except answers to heartbeats.
         """
         effects, waits = [*effects], self._copies.copied < inf
         finish = next((one for one in effects if isinstance(one, Finish)), None)

@@ -55,7 +55,9 @@ class Stragglers:
                     self._clocks[rank.node] = clock
 
     def check(self) -> None:
-        """Ask all ranks, or evaluate their answers, whichever is due; call it on every event while all ranks run."""
+        """Ask all ranks every `EVERY_S` seconds, and evaluate their answers once all have come or `ANSWER_S` seconds
+        have passed. Call it on every event while all ranks run.
+        """
         attempt, mono = self._attempt, self._attempt.mono
         if attempt.rules.hang_after_s is None:
             return  # nothing is to look at the ranks

@@ -194,7 +194,9 @@ def _where(frames: Sequence[re.Match[str]]) -> str:
 
 
 def _is_own(path: str) -> bool:
-    """Return whether the source file at `path` belongs to the user, not to a library."""
+    """Return whether the source file at `path` belongs to the user: it is neither in site-packages nor in Python's own
+    library.
+    """
     return "-packages/" not in path and not _STANDARD_LIBRARY.search(path)
 
 

@@ -254,7 +254,10 @@ class Watch:
     # -- ending
 
     def _rank_ended(self, message: messages.Exited) -> None:
-        """Record a rank's end; finish the run, continue in place or close the generation."""
+        """Record a rank's end. Finish the run if all ranks have finished. After a failure continue in place, or close
+        the generation if that is impossible; if the failure may be the result of another one, first wait for a report
+        of that.
+        """
         attempt, generation, end = self._attempt, self._attempt.current, message.exit
         if not generation.end(end, message.tail):
             return
@@ -282,7 +285,9 @@ class Watch:
         return not (attempt.leaving or attempt.lost) and attempt.current.may_be_stopped
 
     def _act_on_unexplained_failure(self) -> None:
-        """Act on a failure by its apparent cause, as no agent has explained it within the time limit."""
+        """Continue in place, or close the generation, after a failure that no agent has explained within the time
+        limit: its apparent cause counts.
+        """
         attempt, killed = self._attempt, self._may_be_stopping
         attempt.blame_at = inf
         if not (killed and self._in_place.continue_in_place()):
@@ -327,7 +332,9 @@ class Watch:
         return self._inquiry.next_check()
 
     def check(self) -> None:
-        """Act on every deadline of the open generation that has passed."""
+        """Act on what is overdue in the open generation: the job's time limit, the explanation of a failure, the
+        majority of voters, the start of ranks, or the answers of silent ranks.
+        """
         attempt = self._attempt
         if attempt.mono >= attempt.limit_at:
             self._closer.close_gracefully(verdict.of_limit(attempt.plan), "the time limit is reached")

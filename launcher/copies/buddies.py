@@ -65,7 +65,7 @@ class Buddies:
         return self._server.port
 
     async def open(self) -> None:
-        """Start to serve this node's snapshots."""
+        """Start to serve this node's snapshots to the agents of other nodes."""
         await self._server.start()
 
     async def close(self) -> None:
@@ -133,7 +133,9 @@ class Buddies:
             return server, []
 
     async def _bring(self, held: Held, server: ReplicaAddress) -> None:
-        """Fetch one snapshot into this node's own memory, and record the result as an event."""
+        """Fetch one snapshot from another node's `server` into the memory for this node's own snapshots, and record the
+        result as an event.
+        """
         async with self._reach(server) as link:
             megabytes = await self._fetch(link, self._memory.own, held) / 1e6
         text = f"node {self._node} fetched {megabytes:.1f} MB of step {held.step} from the memory of node {server.node}"

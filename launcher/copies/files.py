@@ -170,8 +170,8 @@ class ReplicaFiles:
 
     def _give_way(self, save: Save, to: Held) -> bool:
         """Set aside the committed checkpoint that has the kind and step of `save`, if there is one, in favour of `to`;
-        return True in any case. Raise SaveGone if it is complete and newer than `to` (of a later attempt, or saved
-        later).
+        return True, so that the call can end a condition. Raise SaveGone if it is complete and newer than `to` (of a
+        later attempt, or saved later).
         """
         place = (save.kind, save.step)
         here = [held for held in self.list() if held.committed and (held.kind, held.step) == place]

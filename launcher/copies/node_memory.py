@@ -69,7 +69,7 @@ class Snapshots(ReplicaFiles):
             commit.remove([self._path / folder_name(save.step, save.kind)])
 
     def keep_only(self, kept: Collection[Held]) -> None:
-        """Delete all snapshots except those in `kept`."""
+        """Delete all snapshots except those in `kept`, entries of an earlier `list()`."""
         commit.remove(self._path / held.folder for held in self.list() if held not in kept)
 
     def drop_unfinished(self, save: Save) -> None:
@@ -85,5 +85,5 @@ def whole(listed: Collection[Held], names: Collection[str]) -> list[Held]:
 
 
 def names_of(group_rank: int, ranks_per_node: int) -> frozenset[str]:
-    """Return the names of the files that the ranks of the node with this group rank write."""
+    """Return the names of the files that the ranks of the node with this group rank write, one file for each rank."""
     return frozenset(data_name(group_rank * ranks_per_node + local) for local in range(ranks_per_node))

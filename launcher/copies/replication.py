@@ -373,7 +373,7 @@ def _said(server: ReplicaAddress, error: Exception) -> str:
 
 
 def _as_reported(start: Start, text: str) -> str:
-    """Return the text preceded by the node number of the first member, which has said it."""
+    """Return the text of a decision or error, preceded by the number of the node that sent it: the first member."""
     return f"node {start.replicas[0].node} says: {text}"
 
 

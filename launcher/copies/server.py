@@ -112,7 +112,9 @@ class ReplicaServer:
             await self._answer(link, request)
 
     async def _answer(self, link: ReplicaLink, request: protocol.ToServer) -> None:
-        """Carry out one request of the peer; raise WireError for a Go, since nothing was offered."""
+        """Carry out one request of the peer; raise WireError for a Go, which asks for contents that were offered, since
+        this server has offered none.
+        """
         match request:
             case protocol.List():
                 await _give(link, msgspec.json.encode(await asyncio.to_thread(self._files.list)))
@@ -134,7 +136,7 @@ class ReplicaServer:
                 assert_never(request)
 
     async def _get(self, link: ReplicaLink, get: protocol.Get) -> None:
-        """Send a file or a manifest, or a refusal if there is none."""
+        """Send the file or manifest that the peer asks for, or a refusal if this node does not have it."""
         try:
             await asyncio.to_thread(self._files.commit, get.save)
             if get.name == MANIFEST:

@@ -184,10 +184,10 @@ class _Work:
                 wait_s = min(2 * wait_s, self._rules.retry_max_s)
 
     def _upload_due(self, store: ObjectStore, *, ends: bool) -> bool:
-        """Upload the next checkpoint that is due; return whether another one may be due. Raise _Stopped if `stop` was
-        called.
+        """Upload the next checkpoint that is due by `checkpoint.copy_to_every`; return whether another one may be due.
+        Raise _Stopped if `stop` was called.
 
-        With `ends`, when the run has ended, the newest is due whatever the rules say.
+        With `ends`, when the run has ended, the newest is due in any case.
         """
         if self._stopped.is_set():
             raise _Stopped

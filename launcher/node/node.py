@@ -400,8 +400,8 @@ class NodeAgent:
         return group.pids if group is not None else {}
 
     async def _watch_lease(self) -> None:
-        """End the agent once the lease has expired. Do nothing if suspended time never counts here: the watchdog alone
-        then ends the agent.
+        """End the agent once the lease has expired. Do nothing if the time for which this node is suspended never
+        counts for its lease, as no other node can replace it: the watchdog alone then ends the agent.
         """
         if self._watchdog.slept is not AfterSuspend.FORGIVEN:
             await self._line.wait_until_expired(LeaseWatch(self._watchdog.slept))

@@ -162,7 +162,7 @@ class Readiness:
 
 
 def _fault_of(home: Home, failure: SetupFailed | NodeUnfit | PortTaken) -> messages.Fault:
-    """Return the fault to report for a preparation that failed."""
+    """Return the fault to report for a preparation that failed: of the user's setup, a device, or a port."""
     if isinstance(failure, PortTaken):
         return messages.Fault(home.node.index, False, str(failure), port=True)
     if isinstance(failure, NodeUnfit):

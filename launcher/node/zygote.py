@@ -144,7 +144,9 @@ class Standby(Exception):
 
 
 def order_from(words: Any) -> Order:
-    """Return the order in a decoded JSON message; raise NoFork if it is malformed."""
+    """Return the order in a decoded JSON message, which says what program a rank is to run; raise NoFork if it is
+    malformed.
+    """
     try:
         order = Order(**words)
         texts = (order.target, order.cwd, order.log, order.stdin, *order.args, *order.unset, *order.env.values())
@@ -1176,8 +1178,8 @@ def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") ->
 
 def become_agent(supervisors_end: int) -> NoReturn:
     """Wait at the socket `supervisors_end` for the supervisor's command line for its agent, and become that agent by
-    exec. Before that, fork the agent's zygote, in which Standby is raised. End this process if the supervisor closes
-    the socket instead.
+    exec. Before that, fork the agent's zygote, which leaves this call by raising Standby and then serves the agent. End
+    this process if the supervisor closes the socket instead.
     """
     supervisor, data, fds = socket.socket(fileno=supervisors_end), b"", []
     with contextlib.suppress(ConnectionError):  # it ended without having read this process's message

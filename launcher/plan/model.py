@@ -125,7 +125,9 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def address_keys(self) -> dict[str, str]:
-        """The key in `addresses` for each port of the role's ranks, by port name; "" is a rank's first port."""
+        """The key in `addresses` for each port of the role's ranks, by port name: for "", a rank's first port, the
+        role's name, and for others ROLE_PORT, such as `server_metrics`.
+        """
         return {"": self.role} | {port: f"{self.role}_{port}" for port in self.ports}
 
     @property

@@ -88,6 +88,8 @@ def surely_on_cpu(imports: Collection[str]) -> bool:
 
 
 def _brings_torch(module: str) -> bool:
-    """Return whether importing the module imports torch, judged by its name alone."""
+    """Return whether importing the module imports torch, judged by its name alone: that begins with `torch`, or is one
+    of the known libraries on torch, such as `transformers`.
+    """
     top = module.partition(".")[0]
     return top.startswith("torch") or top in _BRING_TORCH

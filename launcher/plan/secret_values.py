@@ -21,8 +21,8 @@ def names_a_secret(name: str) -> bool:
 
 
 def credentials_in(environ: Mapping[str, str], secrets: Collection[str]) -> tuple[str, ...]:
-    """Return the values of the variables named in `secrets`, and of every variable whose name shows that it holds a
-    secret.
+    """Return the values of the variables named in `secrets`, and of every variable whose name ends in `key`, `token`,
+    `secret`, `password` or the like.
     """
     return tuple(value for name, value in environ.items() if name in secrets or names_a_secret(name))
 

@@ -73,7 +73,10 @@ def by_script(step: int) -> str:
 
 
 def kept(run: RunDir) -> Kept:
-    """Return the run's checkpoints as a listing of the folders shows them, without opening any."""
+    """Return the steps that a start can load, and how many best and damaged checkpoints the run has.
+
+    These are read from the names of folders, without opening any.
+    """
     folders = checkpoint_folders(run)
     committed = [entry for folder in folders for entry in _committed(folder)]
     steps = tuple(sorted(entry.step for entry in committed if entry.kind == "step"))
@@ -179,7 +182,7 @@ def _read_checkpoint(entry: Entry, *, verify: bool) -> Checkpoint | None:
 
 
 def _manifest_alone(entry: Entry) -> Manifest | None:
-    """Return the manifest of a damaged checkpoint, or None if it cannot be read either."""
+    """Return the manifest of a checkpoint whose other files are damaged, or None if it cannot be read."""
     with contextlib.suppress(CheckpointDamaged, OSError):
         return manifest.decode(durable.read_small(entry.path / layout.MANIFEST))
     return None

@@ -415,7 +415,9 @@ def _with_stop(facts: RunFacts, verdict: _Verdict) -> _Verdict:
 
 
 def _with_disk(facts: RunFacts, verdict: _Verdict) -> _Verdict:
-    """Return the conclusion; its message says if the run's disk is full, so that its records are out of date."""
+    """Return the conclusion `verdict`; while the run has not ended and its disk takes no data, so that its records are
+    out of date, its message says this as well.
+    """
     if not facts.no_room or verdict.state.ended:
         return verdict
     return msgspec.structs.replace(verdict, message=_joined(verdict.message, f"records wait: {facts.no_room}"))

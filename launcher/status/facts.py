@@ -190,7 +190,7 @@ def _has_attempt(path: Path, number: int) -> bool:
 
 
 def _moment() -> Moment:
-    """Return the present time by both clocks, and the id of this machine's boot."""
+    """Return the present Unix time, the seconds since this machine's boot, and the boot's id."""
     return Moment(time.time(), boottime(), boot_id())
 
 

@@ -148,8 +148,8 @@ class LogReader:
         self._began = False
 
     def read(self, *, final: bool) -> Iterator[LogLine]:
-        """Yield all new lines that are wanted; with `final`, nothing more will be written, and unfinished lines are
-        complete.
+        """Yield all new lines that `choice` or `ranks` selects; with `final`, nothing more will be written, and
+        unfinished lines are complete.
         """
         if self._began or self._choice.last is None:
             yield from filter(self._is_chosen, self._read(final=final))

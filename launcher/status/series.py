@@ -163,7 +163,7 @@ def names_in(rows: Rows) -> list[str]:
 
 
 def figures_of(rows: Rows) -> list[Figure]:
-    """Return the summary of each metric."""
+    """Return the summary of each metric: its last and its best value, with their steps."""
     values: dict[str, list[tuple[int, float]]] = {name: [] for name in names_in(rows)}
     for step, row in rows.items():
         for name, value in row.items():

@@ -109,7 +109,7 @@ def as_job(call: Call, project: Path) -> Iterator[tuple[dict[str, Any], dict[str
 
 
 def is_call(run: RunDir, attempt: int) -> bool:
-    """Return whether the attempt calls a function."""
+    """Return whether the attempt calls a Python function: its script is the one that calls it."""
     return read_plan(run, attempt).entry.target == SCRIPT
 
 

@@ -133,7 +133,7 @@ def _disk_problems(
 
 
 def _writes_elsewhere(wish: Request) -> bool:
-    """Return whether ranks of the run write to the disks of other machines."""
+    """Return whether ranks of the run write to the disks of other machines, because its cluster is `remote`."""
     return wish.cluster.remote
 
 

@@ -151,7 +151,9 @@ def _has_our_version(python: str) -> bool:
 
 
 def _may_have(spec: JobSpec, module: str, python: str) -> bool:
-    """Return whether the ranks' interpreter may have the module; with `run.setup` any may be installed."""
+    """Return whether `python`, the ranks' interpreter, may have the module: its folders may have it, or the spec has a
+    `run.setup`, which may install any.
+    """
     return spec.run.setup is not None or may_import(module, python, {**os.environ, **spec.env})
 
 

@@ -89,7 +89,8 @@ class Handover:
 
     @contextlib.contextmanager
     def held(self, *, wait: bool = False) -> Iterator[int | None]:
-        """Hold the lock, or yield None if another process has it; with `wait`, wait for the lock.
+        """Hold the handover's `lock` during the body and yield its descriptor, or yield None if another process has the
+        lock; with `wait`, wait for it.
 
         A child that inherits the descriptor holds the lock as long as it lives. Afterwards the lock file records that
         the submitter is done with it, whether it succeeded or not.

@@ -143,7 +143,10 @@ class CanonicalReader:
 
 
 def check_shards(dataset: Any, sharing: Sharing) -> None:
-    """Raise BadSettings if the data set's shards cannot be divided over the ranks or the batch of `sharing`."""
+    """Raise BadSettings if the data set has fewer shards than there are ranks, or more shards than a batch has samples.
+
+    `sharing` has both numbers.
+    """
     shards = dataset.shards
     if type(shards) is not int or shards < sharing.world_size:
         raise BadSettings(

@@ -40,7 +40,7 @@ class Fetching:
 
     @property
     def pins(self) -> bool:
-        """Whether tensors are copied into page-locked memory."""
+        """Whether tensors are copied into page-locked memory: the settings ask for it, and there is a GPU."""
         return self.pin_memory and torch.cuda.is_available()
 
     def pin(self, items: Generator[T, None, None]) -> Generator[T, None, None]:

@@ -100,7 +100,10 @@ def has_shards(dataset: Any) -> bool:
 
 
 def shards_itself(dataset: Any) -> bool:
-    """Return whether the stream gives each rank and worker its own samples."""
+    """Return whether the stream gives each rank and worker its own samples: its attribute `shards_itself` is True.
+
+    A stream in canonical shards never does.
+    """
     return bool(getattr(dataset, "shards_itself", False)) and not has_shards(dataset)
 
 
@@ -264,7 +267,10 @@ class Turns:
         return Turns(places, (reader + 1) % len(places), ended)
 
     def next_reader(self) -> int | None:
-        """Return the number of the reader to ask next, or None if all have ended."""
+        """Return the number of the reader to ask next: from `turn` on, the first whose stream has not ended.
+
+        Returns None if all have ended.
+        """
         size = len(self.places)
         return next((n % size for n in range(self.turn, self.turn + size) if n % size not in self.ended), None)
 

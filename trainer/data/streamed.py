@@ -40,7 +40,10 @@ class Steps(Protocol):
         """
 
     def read(self, fetchers: Fetchers, epoch: int, after: Any) -> Generator[Step, None, None]:
-        """Yield the steps of the epoch from the position `after`, at which the `fetchers` were started."""
+        """Yield the steps of the epoch from the position `after`.
+
+        `fetchers`, the running readers, are those that `start_fetchers` returned for the same position.
+        """
 
     def saved(self, after: Any) -> Any:
         """Return the position `after` as plain values, for a checkpoint."""
@@ -69,7 +72,10 @@ class Shared:
         )
 
     def read(self, fetchers: Fetchers, epoch: int, _after: Place | None) -> Generator[Step, None, None]:
-        """Yield the steps of the epoch, each with the position after it."""
+        """Yield the steps of the epoch, each with the position after it.
+
+        The one reader in `fetchers` was started at `_after`, which is not needed here.
+        """
         for _, step in in_turn(fetchers, repeat(epoch), self._fetching.ahead):
             yield replace(step, state=Place(state=step.state, ended=step.ended))
 

@@ -99,9 +99,10 @@ class Passes:
         self._hooks: list[RemovableHandle] = []
 
     def leave(self) -> None:
-        """Call `check` from now on before each module's forward pass, and when some parameters get their gradients.
+        """Call `check`, which raises if the pass must end, in each forward and backward pass from now on.
 
-        These are a few dozen parameters, spread over the model. Another thread calls this in the middle of a pass.
+        It is called before each module's forward pass, and when a few dozen parameters, spread over the model, get
+        their gradients. Another thread calls this method in the middle of a pass.
         Hooks are added only here, so training without it costs nothing. If torch.compile has compiled anything, modules
         get no hook, as it would be compiled again with the hook in it.
         """

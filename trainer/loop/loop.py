@@ -291,7 +291,7 @@ class Loop:
         self.phases.lap("optimizer")
 
     def _is_spike(self) -> bool:
-        """Return whether the step's loss is a spike, so that its update is skipped.
+        """Return whether the step's loss is a spike (over `spike_factor` times the median), so its update is skipped.
 
         All ranks call it; they communicate if `spike_factor` is set. Raises NotFinite after more than `skip_limit`
         spikes in a row.
@@ -347,7 +347,10 @@ class Loop:
         return stop
 
     def _begin_step(self) -> None:
-        """Decide whether the next step is logged, and whether its losses are gathered over ranks."""
+        """Decide whether the next step is logged, as every `log_every` steps, and its losses are gathered over ranks.
+
+        They are gathered for steps that are logged, and for all if the training looks for spikes of the loss.
+        """
         self.logs = (self.progress.step + 1) % self.training.settings.log_every == 0
         self.gathers = self.logs or self.spikes is not None
 

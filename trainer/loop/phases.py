@@ -141,7 +141,7 @@ class DevicePhases:
 
 
 def phases_on(device: torch.device) -> Phases:
-    """Return the stopwatch for a device."""
+    """Return the stopwatch for a device: by events in its stream for a GPU, else by the host's clock."""
     return DevicePhases(device) if device.type == "cuda" else HostPhases()
 
 

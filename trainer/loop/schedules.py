@@ -91,9 +91,9 @@ class Schedule:
 
     @property
     def follows_the_rate(self) -> bool:
-        """Whether the schedule depends on the optimizer's learning rate.
+        """Whether the schedule begins at another rate if the optimizer's learning rate is another.
 
-        OneCycleLR, for one, mostly has rates of its own.
+        OneCycleLR with a fixed `max_lr`, for one, does not.
         """
         if self._make is None:
             return True

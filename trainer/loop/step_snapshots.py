@@ -211,7 +211,7 @@ class StepSnapshots:
         return {self.old_place[0] + self.copies.world.local_size: decoded(self.copies.kept[step]).losses}
 
     def has_drawn(self) -> bool:
-        """Return whether random numbers were drawn since the generators were recorded."""
+        """Return whether random numbers were drawn since this rank's state was last saved; False if none is saved."""
         return self.drawn is not None and (self.drawn.torch, self.drawn.gpu) != torch_state()
 
     def take_snapshot(self, loop: Loop, step_samples: int | None, spent: Spent | None = None) -> None:
@@ -237,9 +237,10 @@ class StepSnapshots:
         self.take_snapshot(loop, step_samples, loop.spent)
 
     def _record_source(self, loop: Loop) -> None:
-        """With replicas, set `source` to the tensors of this rank's shards, not copies; call it between two steps.
+        """Set `source` to the tensors of this rank's shards, not copies, if another rank has the same shards.
 
-        Once ranks reconnect, `keep_part` takes the shards from it, to send them to a rank that has lost the same ones.
+        Call it between two steps. Once ranks reconnect, `keep_part` takes the shards from `source`, to send them to a
+        rank that has lost the same ones.
         """
         if self.loads and self.has_replica:
             self.source = Source.of(loop.checkpointer.subjects)

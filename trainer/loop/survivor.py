@@ -154,7 +154,8 @@ class Survivor:
     def _begin_reloading(self, loop: Loop) -> None:
         """Prepare for a kill, after which all ranks load the newest checkpoint or snapshot in their processes.
 
-        Listen to launch, and report that this rank can do so once there is one; until then launch restarts all ranks.
+        Listen to launch, and report that this rank can continue so once a checkpoint or snapshot exists. Until then
+        launch restarts all ranks.
         """
         self.messages.open(self.launched.control)
         loop.updating = self._check_arrived

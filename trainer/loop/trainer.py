@@ -180,9 +180,9 @@ class Trainer:
         """Restore or load the state that the first step needs, and return the step to begin from.
 
         Returns None if the model was made without weights and no checkpoint has any. `past` is the position in the data
-        that this call of fit() had reached before a spike sent it back to a checkpoint (None: it begins). `survivor`
-        brings the state if other ranks are in the middle of the training. Raises BadSettings for a monitored value that
-        nothing reports.
+        that this call of fit() had reached before a spike (a jump of the loss) sent it back to a checkpoint (None: it
+        begins). `survivor` brings the state if other ranks are in the middle of the training. Raises BadSettings for a
+        monitored value that nothing reports.
         """
         loop.begin_in_place = lambda loop: survivor.begin(loop, self.settings, self._dataset)
         if survivor.arriving and (step := survivor.arrive(loop)) is not None:
@@ -213,12 +213,15 @@ class Trainer:
             raise loop.spikes.too_many_error(f"{limit + 1} times after step {starts[-1]}", limit)
 
     def _will_be_restored(self) -> bool:
-        """Return whether a checkpoint replaces the model's first weights, so that they need not be drawn."""
+        """Return whether a checkpoint replaces the model's first weights, so that they need not be drawn.
+
+        This is so if the checkpoint directory has one, unless operations are to be counted first, which needs weights.
+        """
         return bool(catalog.steps(self._folder)) and not (self.settings.count_flops and self._flops is None)
 
     @property
     def _folder(self) -> Path:
-        """The folder of the checkpoints."""
+        """The folder of the checkpoints: `checkpoint_dir` of the settings, else that of the run, else `checkpoints`."""
         return Path(self.settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints")
 
     def _resume(self, loop: Loop, *, again: bool) -> int | None:
@@ -622,7 +625,7 @@ def _do_nothing(*_: object) -> None: ...
 
 
 def _phases(settings: Settings, world: World) -> Phases:
-    """Return the stopwatch for the phases of a step."""
+    """Return the stopwatch for the phases of a step on the device; with a profiler, it marks them in the trace."""
     phases = phases_on(world.device)
     return phases if settings.profile is None else MarkedPhases(phases)
 

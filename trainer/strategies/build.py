@@ -258,9 +258,10 @@ def _check_module(module: nn.Module) -> None:
 
 
 def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list[nn.Module]:
-    """Return the blocks that are sharded, recomputed or compiled separately; an empty list if nothing needs them.
+    """Return the blocks, such as a transformer's layers, that are sharded, recomputed or compiled separately.
 
-    Raises BadSettings if there is no block to recompute.
+    They are those that the setting `blocks` names, else those that blocks_of() finds. The list is empty if `blocks` is
+    empty and no other setting needs them. Raises BadSettings if there is no block to recompute.
     """
     by_blocks = (
         settings.activation_checkpointing or settings.strategy in SHARDS or (settings.compile and world.stages > 1)

@@ -105,9 +105,9 @@ class Pipeline:
         return self.mesh.get_group(STAGES)
 
     def shard(self, module: nn.Module, parts: Sequence[nn.Module]) -> None:
-        """Shard each stage of this rank over the ranks that have it, each of `parts` separately and then the rest.
+        """Shard each stage of this rank over the ranks that have it: each block in `parts` separately, then the rest.
 
-        Parameters of the whole `module` that are tied to sharded ones are replaced by these.
+        A parameter that `module`, the whole model, has in a stage and elsewhere (tied) is the sharded one everywhere.
         """
         holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         for part in module.modules():
@@ -140,7 +140,10 @@ class Pipeline:
                 self._in_common.append((parameter, self._groups[having]))
 
     def micro_batches(self, samples: int) -> int:
-        """Return the number of parts into which a rank's batch of so many samples is divided."""
+        """Return the number of equal parts into which a rank's batch of so many samples is divided.
+
+        It is `pp_microbatches`, by default four for each stage, or the next smaller number that divides the batch.
+        """
         return micro_batches(samples, self.world.stages, self.settings.pp_microbatches)
 
     def train(self, inputs: Tensor, loss_of: LossOf) -> None:

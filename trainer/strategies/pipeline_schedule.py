@@ -84,7 +84,8 @@ class Work:
 def fits(schedule: str, ranks: int, micros: int) -> bool:
     """Return whether the schedule (such as `1f1b`) works with so many ranks and micro-batches.
 
-    If not, all micro-batches go forward first, and then backward, as in gpipe.
+    `1f1b` needs at least one micro-batch for each rank, others except gpipe a number that can be divided into equal
+    rounds. If it does not work, all micro-batches go forward first, and then backward, as in gpipe.
     """
     if schedule == "1f1b":
         return micros >= ranks

@@ -28,8 +28,8 @@ _UNUSED = (
 def replicated(module: nn.Module, world: World, settings: StrategySettings, *, deferred: bool = False) -> Wrapped:
     """Wrap the model in DistributedDataParallel, unless the world has one rank; all ranks call it.
 
-    With `deferred` all ranks are about to load the same weights, so that rank 0 need not send its own. Raises
-    BadSettings for fp16 with the baseline `master`.
+    With `deferred` all ranks are about to load the same weights, so that rank 0 need not send its own. If the variable
+    TRAINER_BASELINE is `master`, rank 0 gathers all gradients and updates alone; with fp16 this raises BadSettings.
     """
     if world.size == 1:
         return Wrapped(module)

@@ -82,7 +82,7 @@ class StrategySettings:
 
 
 def needs_group(strategy: str) -> bool:
-    """Return whether the strategy needs a process group even for one rank (`join(group=True)`)."""
+    """Return whether the strategy needs a process group even for one rank (`join(group=True)`): whether it shards."""
     return strategy in SHARDS
 
 
@@ -147,7 +147,10 @@ def _mesh_problems(settings: StrategySettings, world: World) -> Iterator[str]:
 
 
 def _unused_settings(settings: StrategySettings) -> Iterator[str]:
-    """Yield a message for each setting that the strategy does not have, or that needs recomputed blocks."""
+    """Yield a message for each changed setting without effect.
+
+    It belongs to other strategies, or to activation checkpointing, which is off.
+    """
     plain = StrategySettings()
     for name in ("recompute_every", "recompute_keeps"):
         if getattr(settings, name) != getattr(plain, name) and not settings.activation_checkpointing:
@@ -158,7 +161,7 @@ def _unused_settings(settings: StrategySettings) -> Iterator[str]:
 
 
 def _world_problems(settings: StrategySettings, world: World) -> Iterator[str]:
-    """Yield each reason why the strategy does not fit this world."""
+    """Yield each reason why the strategy does not fit this world, such as one of a single process and several ranks."""
     name = settings.strategy
     if name in ALONE and world.size > 1:
         yield f"strategy: {name} trains in one process, got a world of {world.size}\nhint: use ddp, or start one rank"

@@ -79,7 +79,7 @@ def plan_for(module: nn.Module, given: Plan | None) -> Plan:
 
 
 def has_divided_vocabulary(plan: Plan) -> bool:
-    """Return whether logits, and with them the loss, stay divided over ranks under this plan."""
+    """Return whether logits, and with them the loss, stay divided over ranks: the plan has a `vocabulary` style."""
     return any(isinstance(style, str) and style.startswith("vocabulary") for style in plan.values())
 
 

@@ -20,7 +20,7 @@ def classifier_names() -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """Raise BadSettings if there is no such classifier."""
+    """Raise BadSettings if torchvision has no classifier called `name`."""
     if name not in classifier_names():
         near = difflib.get_close_matches(name, classifier_names(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "any classifier of torchvision.models, as resnet18"
@@ -51,7 +51,10 @@ def build_classifier(name: str, *, classes: int, pixels: int) -> nn.Module:
 
 @torch.no_grad()
 def _output_for_empty_image(model: nn.Module, pixels: int) -> Tensor:
-    """Return the model's output for an empty image, without changing the model."""
+    """Return the model's output, in evaluation mode, for one image of zeros with `pixels` a side.
+
+    Leaves the weights as they are, and the model in training mode.
+    """
     answer: Tensor = model.eval()(torch.zeros(1, 3, pixels, pixels))
     model.train()
     return answer

@@ -233,8 +233,8 @@ def _nodes(status: RunStatus) -> list[BoardNode]:
 
 
 def _ranks(status: RunStatus, hang: HangReport | None) -> list[BoardRank]:
-    """Return the run's ranks; those that are behind, or to blame for the hang that `hang` reports (None: no hang), are
-    marked as stragglers.
+    """Return the run's ranks. A rank is marked as a straggler if it is two or more steps behind most others, if others
+    wait for it in collectives, or if it is to blame for the hang that `hang` reports (None: no hang).
     """
     steps = [rank.step for rank in status.ranks if rank.step is not None and rank.state == "running"]
     usual = statistics.median_high(steps) if steps else 0

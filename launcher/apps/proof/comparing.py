@@ -134,7 +134,8 @@ def departure_of(step: int, found: Differences, usual: Collection[str] | None) -
 
 
 def decides(place: str) -> bool:
-    """Return whether the state at `place`, a path in a checkpoint that leads to no tensor, affects the training.
+    """Return whether the state at `place`, a path in a checkpoint that leads to no tensor, affects the training: it
+    belongs to a random generator or to the data's position.
 
     A user's object need not: it may contain a time, in which no two runs agree.
     """

@@ -165,8 +165,8 @@ def prove(
     trained once undisturbed and once in each of the `modes` of disturbing it (empty: those that suit the spec). Each
     mode makes `kills` kills, at steps drawn by `seed` (None: a random one). `steps` limits the training, and only
     `metrics` are compared (empty: all but rates and times). `tell` prints a line on the progress. If this is
-    interrupted, the active run is cancelled. Runs of an exact proof are removed, unless `keep`. Raise BadInput or
-    Refused, before anything starts, if a proof is impossible.
+    interrupted, the active run is cancelled. If no run differs from the undisturbed one, all are removed, unless
+    `keep`. Raise BadInput or Refused, before anything starts, if a proof is impossible.
     """
     _refuse_unknown(modes)
     if kills < 1:
@@ -216,8 +216,8 @@ class _Proving:
     once_more: list[FinishedRun | None] = field(default_factory=list)  # empty until the second undisturbed run is made
 
     def carry_out(self, modes: dict[str, Mode], *, keep: bool) -> Proof:
-        """Make all runs of the proof, one with kills in each of `modes` (by name), and return the result; the runs of
-        an exact proof are removed, unless `keep`.
+        """Make all runs of the proof, one with kills in each of `modes` (by name), and return the result. If no run
+        differs from the undisturbed one, all runs are removed, unless `keep`.
         """
         began = time.monotonic()
         alone, run = self._undisturbed("alone")
@@ -276,7 +276,7 @@ class _Proving:
 
 
 def _too_short(steps: int) -> str:
-    """Return the reason why a training of so many steps is too short to be killed, or "" if it is not."""
+    """Return the reason why a training of so many steps is too short to be killed, or "" if it has two or more."""
     return "" if steps > 1 else f"it reports {steps or 'no'} step{'s'[: steps != 1]}: nothing can be killed in between"
 
 

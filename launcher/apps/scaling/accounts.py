@@ -169,8 +169,8 @@ def advice(points: Sequence[ScaledRun]) -> list[str]:
 
 
 def _advice(point: ScaledRun) -> str:
-    """Return a sentence on what would reduce the largest loss at this number of ranks, or "" if even that is a small
-    share of a step.
+    """Return a sentence on what would reduce the largest loss at this number of ranks, or "" if even that is less than
+    1 % of a step, or nothing was measured to compare with.
     """
     kind = _by_size(point)[0]
     share = point.lost[kind]

@@ -104,7 +104,8 @@ def configurations(
 def _placed(ranks: int, resources: Resources, per_node: int | None) -> tuple[int, int]:
     """Return (nodes, ranks per node) for a number of ranks.
 
-    All are on one node if the spec has one node and `per_node` is None.
+    There are `per_node` ranks on each node, or if it is None as many as the spec says; all ranks are on one node if
+    they fit there, or if the spec has one node and `per_node` is None. Raise BadInput if they do not fill whole nodes.
     """
     if per_node is None and resources.nodes.max > 1:
         per_node = resources.ranks_per_node
@@ -190,8 +191,8 @@ def _places(one: Configuration) -> Iterator[str]:
 def scalings_of(*, strong: bool, weak: bool, has_options: bool) -> tuple[str, ...]:
     """Return the scalings to measure: those chosen by `strong` and `weak`, both if neither is.
 
-    A script without the trainer's options (`has_options`) has only its own; raise BadInput if strong or weak is asked
-    for it.
+    If the script lacks the trainer's options (`has_options`), launch cannot set its batch: the only scaling is `OWN`,
+    in which the script runs as it is. Then raise BadInput if strong or weak is asked for.
     """
     if not has_options:
         if strong or weak:

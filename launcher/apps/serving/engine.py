@@ -279,7 +279,7 @@ class Engine:
     # -- workers
 
     def free(self, worker: ServingWorker) -> None:
-        """Record that a worker is idle and give it its next batch, or close it if it gets no more batches."""
+        """Record that a worker is idle and give it its next batch, or close it if its group was dismissed."""
         if worker.retired:
             worker.close()
         elif not worker.gone.is_set():

@@ -201,7 +201,7 @@ def run_server(
     listening: socket.socket, served: Served, options: ServingOptions, *, token: str | None, most_bytes: int,
     ready: Callable[[Engine], None], say: Callable[[str], None], tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    """Run serve(), with the same arguments, in a new event loop."""
+    """Serve a model until SIGINT or SIGTERM: run serve(), with the same arguments, in a new event loop."""
     asyncio.run(serve(listening, served, options, token=token, most_bytes=most_bytes, ready=ready, say=say, tls=tls))
 
 

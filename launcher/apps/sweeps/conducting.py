@@ -192,7 +192,7 @@ class Round:
         return run_id_of(self.record.id, len(trials)) if there and not why_no_more(trials, aim) else ""
 
     def make_ready(self) -> None:
-        """Prepare the run that will be started next, so that it starts sooner."""
+        """Have the cluster start processes in advance for the run that will be started next, if that is known."""
         if self._next:
             self.runs.expect(self._next)
 

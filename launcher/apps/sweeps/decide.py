@@ -204,7 +204,9 @@ def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
 
 
 def fails_alike(trials: Sequence[TrialView]) -> bool:
-    """Return whether at least `ALIKE` trials are over, and all that are over have failed for the same reason."""
+    """Return whether at least `ALIKE` (three) trials are over, and all that are over have failed for the same reason,
+    apart from numbers in its text.
+    """
     over = [one for one in trials if not one.open]
     reasons = {_alike(one.why) for one in over}
     return len(over) >= ALIKE and all(one.failed for one in over) and len(reasons) == 1 and reasons != {""}

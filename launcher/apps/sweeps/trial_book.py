@@ -63,7 +63,7 @@ def sampler_of(options: SweepOptions, seed: int) -> samplers.BaseSampler:
 
 
 def pruner_of(stop: EarlyStop) -> pruners.BasePruner:
-    """Return the Optuna pruner that stops trials early by this rule."""
+    """Return the Optuna pruner for the rule by which trials are stopped early: asha, hyperband, median, or none."""
     match stop.early:
         case "asha":
             return pruners.SuccessiveHalvingPruner(min_resource=stop.min_steps, reduction_factor=stop.factor)
@@ -219,8 +219,8 @@ class TrialBook:
         return Trial(self._study, self._storage.get_trial_id_from_study_id_trial_number(study, number))
 
     def _space_of(self, trial: Trial) -> Mapping[str, Dimension]:
-        """Return the options from which a trial's values are chosen; with a grid or a file, only those that its point
-        sets.
+        """Return the options from which a trial's values are chosen. With a grid or a file, the trial has a point, one
+        combination of values, and only options that the point sets are returned.
         """
         index = trial.user_attrs.get(_POINT)
         if self._record.points is None or index is None:

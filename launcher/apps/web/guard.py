@@ -83,7 +83,9 @@ class Rules(Protocol):
         """The check of the token, or None if anyone may call."""
 
     def refusal(self, request: HTTPConnection) -> Response | None:
-        """Return the response with which the request is refused, or None if it is allowed."""
+        """Return the response with which the request is refused, or None if it is allowed: it has the token, if one is
+        needed, and the host name, method and headers that this server expects.
+        """
 
 
 @dataclass

@@ -62,7 +62,7 @@ class UnprovedConnections(Generic[Held]):
     def oldest(self, address: str, may_go: Callable[[Held], bool] = lambda _: True) -> Held | None:
         """Return the oldest connection that may be dropped, for which `may_go` returns True; None if there is none.
 
-        It is from `address` if that has too many, else from the address that has the most.
+        It is from `address` if that has more than `per_address`, else from the address that has the most.
         """
         if not self._address_of:
             return None

@@ -308,8 +308,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._asking = None if in_s is None else self.loop.call_later(in_s, self._late, in_s)
 
     def _late(self, in_s: float) -> None:
-        """Drop the connection, as its time limit of `in_s` seconds has passed; if this server has paused reading, start
-        the time limit again.
+        """Drop the connection because its time limit of `in_s` seconds has passed, unless this server itself has paused
+        reading: the client may have sent everything, so start the limit again.
         """
         if self.flow.read_paused:  # by us: it may have sent all of it
             self._expect(in_s)

@@ -124,8 +124,8 @@ class HotOpener:
         return place(generation.members, [*stay, *free], len(generation.members))
 
     def _obstacle(self, members: Sequence[int], lost: set[int]) -> str:
-        """Return why the nodes in `members` cannot continue in place after the loss of those in `lost`, or "" if they
-        can.
+        """Return why the nodes in `members` cannot continue in place after the loss of those in `lost`, such as a rank
+        whose training cannot, or a node that is cut off; "" if they can.
         """
         attempt, generation = self._attempt, self._attempt.current
         if attempt.phase is not AttemptPhase.RUNNING:
@@ -163,7 +163,9 @@ class HotOpener:
         return f"no spare is ready to take the place of {_names(self._attempt.nodes[index] for index in sorted(lost))}"
 
     def _cannot_be_fewer(self, members: Sequence[int], lost: set[int]) -> str:
-        """Return why the ranks of `members` cannot continue without those of `lost`, or "" if they can."""
+        """Return why the ranks of `members` cannot continue without those of `lost`, or "" if they can: enough nodes
+        are left, and each rank on them has reported that it can continue with fewer ranks.
+        """
         plan, generation = self._attempt.plan, self._attempt.current
         if len(members) < plan.nodes_min:
             return f", and fewer than {plan.nodes_min} nodes are left"

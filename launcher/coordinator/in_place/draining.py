@@ -231,7 +231,7 @@ class Drainer:
         return len(left) >= plan.nodes_min and nodes.quorum_shortfall(left, nodes.only_voting) is None
 
     def _obstacle(self, move: Move) -> str:
-        """Return why `move` cannot be made now, or "" if it can."""
+        """Return why `move` cannot be made now, such as that no spare is ready, or "" if it can."""
         nodes, members = self._attempt.nodes, self._attempt.current.members
         if move.node == self._attempt.plan.nodes[0].index:
             return "it coordinates the others"
@@ -242,7 +242,9 @@ class Drainer:
         return "" if nodes.usable else "no spare is ready"
 
     def _begin(self, move: Move) -> bool:
-        """Begin to move the ranks; return False and move nothing if they cannot be stopped now."""
+        """Begin to move the ranks. Return False and move nothing if they cannot be stopped now, because they cannot
+        continue in place and too few other nodes would remain.
+        """
         node, to = self._attempt.nodes[move.node], move.to
         node.moves = True
         if to is not None:

@@ -33,7 +33,9 @@ class Joiner:
         return inf if self._attempt.joining is None else self._attempt.joining.gives_up_at
 
     def check(self) -> None:
-        """Begin, abandon or complete the start of additional ranks, whichever is due; call it after every event."""
+        """Begin to start additional ranks if nodes for them are usable, give the start up if something prevents it, or
+        add the ranks once all of them wait to join. Call it after every event.
+        """
         joining = self._attempt.joining
         if self._attempt.phase is AttemptPhase.OVER:
             return

@@ -74,7 +74,7 @@ class Home:
 
     @property
     def hot(self) -> bool:
-        """Return whether ranks may keep their processes when another rank is replaced."""
+        """Return whether ranks may keep their processes when another rank is replaced, as with `recovery.mode` hot."""
         return self.notes is not None
 
     @property
@@ -242,7 +242,9 @@ class RankGroup:
         self._metrics.add(self.start.first_rank + local, step, values)
 
     def _environment(self, rank: _Rank) -> dict[str, str]:
-        """Return the variables of a rank beyond those of its node."""
+        """Return the variables that a rank gets beyond those of all its node's ranks, such as RANK and the path of its
+        FIFO.
+        """
         fifo = self._home.attempt.progress(self._home.node.index, rank.local)
         environment = rank_environment(self.start, rank.local, str(fifo), str(self._error_file(rank)))
         environment |= role_rank_variables(self._home.plan, rank.number)

@@ -152,11 +152,10 @@ class Reserve:
         return process.pid
 
     def _why_none(self, environment: Mapping[str, str], before: int) -> str:
-        """Return why no process in reserve can become the rank with this environment, or "" if an event has told the
-        reason before.
+        """Return why no process in reserve can become the rank with this environment, or "" if the reserve has lost its
+        processes since it was filled, as an event about that was reported then.
 
-        `before` is the last generation that asked for a process. An empty reserve that was filled in that generation or
-        later has lost its processes since, and that was reported.
+        `before` is the last generation that asked for a process; a reserve that was filled before it has none yet.
         """
         fitting = [one for one in self._processes if one.can_be(environment)]
         if fitting:
@@ -245,7 +244,7 @@ class FromReserve:
 
     @property
     def dumps_stacks(self) -> bool:
-        """Return whether ranks write their stacks when they receive DUMP_SIGNAL."""
+        """Return whether ranks write their stacks when they receive DUMP_SIGNAL: whether the other starter's do."""
         return self._starter.dumps_stacks
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:

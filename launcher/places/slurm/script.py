@@ -144,7 +144,9 @@ def outlives_a_node(plan: Plan) -> bool:
 
 
 def fewest_nodes(plan: Plan) -> int:
-    """Return the number of nodes, spares included, that the job needs to start."""
+    """Return the number of nodes that the job needs to start: the minimum if the spec gives a range, else all nodes and
+    the spares.
+    """
     return plan.nodes_min if plan.nodes_min < plan.nodes_max else hosts_asked(plan) + plan.spec.recovery.spares
 
 

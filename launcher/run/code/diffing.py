@@ -67,7 +67,9 @@ def _lines(change: FileChange) -> list[str]:
 
 
 def _contents(code: CodeList) -> dict[str, Content]:
-    """Return, by name, what makes each file equal to another: link target, digest, executable bit."""
+    """Return for each file, by its path, the three properties by which files are compared: link target, digest,
+    executable bit.
+    """
     hashes = content_hashes(code, "compared")
     return {file.path: _content(file, hashes.get(file.path)) for file in code.files}
 

@@ -337,7 +337,7 @@ class AllRuns:
 
 
 def _files_of(one: api.Run) -> tuple[str, ...]:
-    """Return the files of a run whose change means that its row may change."""
+    """Return the paths of the files of a run whose change means that its row may change: its state and its labels."""
     return os.path.join(one.path, RunDir.state.name), os.path.join(one.path, RunDir.labels.name)
 
 

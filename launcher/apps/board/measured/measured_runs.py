@@ -35,8 +35,8 @@ def _key(one: api.Run) -> str:
 
 
 class MeasuredRuns:
-    """The metrics of several runs in memory. If they take too much, those of the least recently used run are
-    dropped.
+    """The metrics of several runs in memory. If they are more than `_MOST_NUMBERS` numbers, those of the least recently
+    used run are dropped.
     """
 
     def __init__(self, limits: ReadingLimits | None = None) -> None:

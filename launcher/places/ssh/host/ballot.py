@@ -122,8 +122,8 @@ class Ballot:
         return self.voted[1] == node and self.voted[0] > self.voter.newest.attempt
 
     def comes_before(self, replica: Replica) -> bool:
-        """Return whether this host voted for the sender of `replica`, has not accepted the attempt of that vote yet,
-        and the record is of an older attempt.
+        """Return whether `replica`, a piece of a record, is from the candidate that this host voted for, and of an
+        attempt before the one of that vote, which this host has not accepted yet.
         """
         return self.elected(replica.node) and replica.attempt < self.voted[0]
 

@@ -198,8 +198,8 @@ class Leader:
 
     def _write_end(self, end: AttemptEnd, failure: Failure | None) -> AttemptEnd:
         """Write how the attempt ends, and return that. An end of the run is announced in the history first, and written
-        only once half of the voters have the announcement. If they do not have it within one lease, return an end by
-        which another attempt is due, which ends the run.
+        only once half of the voters have the announcement. If they do not have it within one lease, write nothing and
+        return the end as QUEUED: another attempt follows, which ends the run.
 
         An end that was announced before is written instead of `end`. `failure` is the one that the run's state then
         shows; with None it shows the one before.

@@ -57,9 +57,9 @@ class _Disks(msgspec.Struct, frozen=True):
 
 
 class RunsOnHost:
-    """The user's other runs on this host.
+    """The states of the user's other runs, as far as this host's disk tells them.
 
-    A success counts whichever host reports it, another end only if no other host can know more.
+    That a run has succeeded is final. Any other end is reported only if no other host of that run can know more.
     """
 
     def __init__(self) -> None:

@@ -64,8 +64,8 @@ def _ask_hosts(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
 
 
 def _most_first(answer: Answer) -> int:
-    """Return a sort key that puts first the host that found most bytes, which on a shared disk did so before another
-    deleted them, and silent hosts last.
+    """Return a sort key that puts hosts that found more bytes first and silent hosts last. Of hosts with a shared disk,
+    the one that found most has looked before another one deleted the files.
     """
     one = answer[2]
     return 1 if isinstance(one, LaunchError) else -sum(one.runs.values())
