@@ -209,7 +209,7 @@ class Run:
         """Wait until the run has ended, and return its status; raise TimeoutError if that takes longer than
         `timeout_s`.
 
-        Lost hosts are replaced if the clusters file has a command that names others.
+        Lost hosts of a pool are replaced if the clusters file has a command that lists the pool's present hosts.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         lost = self.replacement()
@@ -307,11 +307,11 @@ class Run:
         """
         from launcher.copies import news, stored  # late: `status` does not fetch
         from launcher.submission import exporting  # late: of no use to `status`
-        from trainer.checkpoint_files.export import Shape  # late: of no use to `status`
+        from trainer.checkpoint_files.export import ExportOptions  # late: of no use to `status`
 
         run = RunDir(self.path)
-        shape = Shape(dtype, model, most_bytes_per_file, overwrite)
-        wish = exporting.Wish(Path(target), shape, step, best)
+        options = ExportOptions(dtype, model, most_bytes_per_file, overwrite)
+        wish = exporting.Wish(Path(target), options, step, best)
         exporting.refuse_impossible(wish)
         place = _place_of(newest(run))
         there = place is not None and place.remote
@@ -377,8 +377,8 @@ class Run:
         return readable(found[-1], HangReport) if found else None
 
     def visit(self, node: int) -> "Visit":
-        """Start a program on the node that answers questions about the run's ranks, and return the connection to it;
-        the caller closes it.
+        """Start a program on the node that answers questions about the run's ranks, such as for their stacks; return
+        the connection to it, which the caller closes.
 
         Raise Refused if the run has no ranks yet.
         """
@@ -387,8 +387,8 @@ class Run:
         return Visit(self.reach(node))
 
     def reach(self, node: int) -> "Running":
-        """Start the program that answers questions about ranks on the node; return the process through which this
-        machine talks to it, for a caller that relays messages.
+        """Start a program on the node that answers questions about its ranks, such as for their stacks; return the
+        process through which this machine talks to it, for a caller that relays messages.
 
         Raise Refused if the run has no ranks yet.
         """
@@ -488,7 +488,9 @@ def predict(
 
 
 def fetch_predictions(one: Run, output: str | Path) -> None:
-    """Fetch the file that predict() wrote on another machine; do nothing if it wrote none there."""
+    """Fetch into `output` the predictions that the run's predict() wrote on another machine; do nothing if it wrote
+    none there.
+    """
     from launcher.submission.predicting import copy_predictions  # late: it reads YAML: see above
 
     one.fetch_outputs()
@@ -523,8 +525,8 @@ def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
     afterwards.
 
     Nodes are given by number or host name. The ranks move at once or not at all; the returned object reads from the
-    run's records which it was. Raise Refused if the run is not running on a shared disk, has no such node or no ready
-    spare, or if the node has no ranks or coordinates the others.
+    run's records whether they have moved. Raise Refused if the run is not running on a shared disk, has no such node or
+    no ready spare, or if the node has no ranks or coordinates the others.
     """
     from launcher.run.draining import MoveAnswer  # late: of no use to `status`
 
@@ -575,8 +577,8 @@ def _node_to_free(one: Run, status: "RunStatus", name: str, done: str) -> NodeSt
 
 
 def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
-    """Return the node whose number or host name is `name`; raise Refused if there is none, or if it belongs to a side
-    role.
+    """Return the node whose number or host name is `name`; raise Refused if there is none, or if it belongs to a role
+    beside the main one, whose ranks cannot be moved.
     """
     for node in status.nodes:
         if name in (str(node.node), node.host):
@@ -694,7 +696,7 @@ def uncommitted(run: Run) -> "CodeComparison":
 
 
 def _is_asked(fact: RunFacts) -> bool:
-    """Return whether the run's state is known only to its cluster, so that the cluster has to be queried."""
+    """Return whether only the run's cluster can tell the run's state, so that the cluster has to be queried."""
     kind = kind_named(fact.kind_to_query) if fact.kind_to_query else None
     return kind is not None and kind.asked
 
@@ -712,15 +714,15 @@ def line_to(one: Run, node: int) -> "Line":
 
 
 def _place_of(attempt: "AttemptDir | None") -> Place | None:
-    """Return the cluster of an attempt, or None for no attempt; raise BadInput if its kind is not installed here, and
-    Damaged if its intent cannot be read.
+    """Return the cluster of an attempt, or None for no attempt; raise BadInput if that kind of cluster is not installed
+    here, and Damaged if the record that names it cannot be read.
     """
     return of_kind(read_intent(attempt).cluster_kind) if attempt is not None else None
 
 
 def _places_of(run: RunDir) -> list[Place]:
     """Return the remote clusters on which any attempt of the run may have left files, except those whose kinds are not
-    installed here; raise Damaged if an intent cannot be read.
+    installed here; raise Damaged if the record that names an attempt's cluster cannot be read.
     """
     kinds = dict.fromkeys(read_intent(attempt).cluster_kind for attempt in attempts(run) if attempt.intent.exists())
     asked = (of_kind(kind) for kind in kinds if (known := kind_named(kind)) is not None and known.asked)
@@ -855,7 +857,7 @@ def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Pat
 
 
 def _renamed(line: str, names: Mapping[str, str]) -> str:
-    """Return an error's line with the name in `names` in place of the temporary file that it begins with."""
+    """Return an error's line; if it begins with a temporary file, a key of `names`, that name stands in its place."""
     for file, name in names.items():
         line = re.sub(rf"^{re.escape(file)}(:\d+:\d+)?(?=: )", name, line)
     return line

@@ -29,9 +29,9 @@ def lease_of_ranks(lease_s: float) -> float:
     return lease_s - min(ENDING_S, lease_s / 5)
 
 
-def lease_of_places(lease_s: float) -> float:
-    """Return for how many seconds the coordinator waits for a silent node before it gives that node's ranks to others:
-    their lease, and the second that a watchdog needs to end them.
+def node_lost_after_s(lease_s: float) -> float:
+    """Return after how many seconds of silence the coordinator counts a node as lost and gives its ranks to others: the
+    lease of the ranks, and the second that a watchdog needs to end them.
     """
     return lease_of_ranks(lease_s) + ENDING_S
 

@@ -147,7 +147,7 @@ class Fenced(LaunchError):
 
 
 def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchError:
-    """Return the error with `hint` and with the `runs` that exist.
+    """Return the error of a submission that failed half-way, with `hint` and with the `runs` that exist all the same.
 
     Its exit code is that of `error`. A BadInput, which would say that nothing was started, becomes Refused.
     """

@@ -120,7 +120,7 @@ class Connections:
     def watching(self) -> Iterator[None]:
         """Record the sockets that are opened in this context.
 
-        Nothing is recorded if launch cannot ask the ranks to meet again in new groups.
+        Nothing is recorded if launch cannot ask the ranks to connect anew in other groups.
         """
         if "LAUNCH_CONTROL" not in os.environ:
             yield
@@ -135,7 +135,10 @@ class Connections:
 
     @contextmanager
     def giving_up_on(self, fd: int) -> Iterator[None]:
-        """Cut all connections that are being made in this context as soon as `fd` becomes readable."""
+        """Cut all connections that are being made in this context as soon as `fd` becomes readable.
+
+        A thread that waits in it for other ranks then gets an error instead of waiting for ever.
+        """
         watch = self.cut_on(fd)
         try:
             yield
@@ -155,7 +158,7 @@ class Connections:
         self.given_up = False
 
     def abort_with_others(self, group: dist.ProcessGroup) -> None:
-        """Let the next `cut` also abort this GPU group, if launch may ask the ranks to meet again."""
+        """Let the next `cut` also abort this GPU group; do nothing if launch cannot ask the ranks to connect anew."""
         if "LAUNCH_CONTROL" in os.environ:
             self._group = group
 
@@ -169,7 +172,7 @@ class Connections:
         self.check()
 
     def check(self) -> None:
-        """Raise DistNetworkError if connections were cut because launch has sent a message to meet again."""
+        """Raise DistNetworkError if connections were cut because launch has asked the ranks to connect anew."""
         if self.given_up:
             raise dist.DistNetworkError("cut off: the other ranks have connected again without this group")
 
@@ -180,7 +183,7 @@ class Connections:
     def cut(self, how: int = socket.SHUT_RDWR) -> None:
         """Abort the GPU group, if any, and shut down all recorded connections.
 
-        `how` is the direction of socket.shutdown: it may be reading alone while operations are under way.
+        `how` is the direction of socket.shutdown; with SHUT_RD, what this rank sends still reaches the others.
         """
         with self._aborting:  # the second thread continues when the first is done
             group, self._group = self._group, None
@@ -192,7 +195,10 @@ class Connections:
             self._made.clear()
 
     def connect_for_missing_ranks(self) -> None:
-        """Connect once to each new listening socket in place of ranks that have not connected, and close again."""
+        """Connect once to each new listening socket in place of the ranks that it waits for, and close again.
+
+        A thread of torch that waits there for a lost rank then wakes, instead of waiting for ever.
+        """
         for fd, name in self._made_since().items():
             if name not in self._called | self._stores and _act_on(fd, name, _connect_as_others):
                 self._called.add(name)
@@ -231,8 +237,8 @@ class Connections:
 class ConnectionCutter:
     """A thread that cuts connections once a descriptor is readable; `close` ends it.
 
-    The thread runs `act(fd, over)`, which returns once the descriptor `over` is readable. `reset` is called when the
-    thread has ended.
+    The thread runs `act(fd, over)`, which waits for `fd`, cuts, and returns once the descriptor `over` is readable,
+    which `close` causes. `reset` is called when the thread has ended.
     """
 
     def __init__(self, act: Callable[[int, int], None], reset: Callable[[], None], fd: int) -> None:
@@ -297,9 +303,9 @@ def _shut_down(one: socket.socket, how: int) -> None:
 
 
 def _connect_as_others(listener: socket.socket) -> bool:
-    """Connect to a listening socket as other ranks would and close again, so that gloo stops waiting for lost ranks.
+    """Connect to a listening socket of gloo in place of each other rank, and close again.
 
-    Returns False if it does not listen.
+    A thread that waits there for a lost rank then wakes. Returns False if the socket does not listen.
     """
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return False

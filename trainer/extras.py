@@ -86,9 +86,9 @@ def _of_uv_tool(extra: str, source: dict[str, Any] | None, receipt: Path) -> str
 
 
 def _address(source: dict[str, Any] | None) -> str:
-    """Return where the installed copy came from (`source`, PEP 610), in the form of a requirement.
+    """Return where launch was installed from as a requirement has it behind `@`, such as `git+https://...@main`.
 
-    Returns "" for the package index, for which `source` is None.
+    `source` is its direct_url.json (PEP 610). Returns "" for the package index, for which `source` is None.
     """
     if source is None:
         return ""
@@ -117,7 +117,7 @@ def _source_of(installed: Distribution) -> dict[str, Any] | None:
 
 
 def _packages_of(installed: Distribution, extra: str) -> list[str]:
-    """Return the packages that the extra requires, according to the installed metadata."""
+    """Return the packages that an extra of the package `installed` requires, according to its metadata."""
     split = [one.partition(";") for one in installed.requires or []]
     return [
         name.strip() for name, _, marker in split if re.search(rf"extra\s*==\s*['\"]{re.escape(extra)}['\"]", marker)
@@ -125,7 +125,10 @@ def _packages_of(installed: Distribution, extra: str) -> list[str]:
 
 
 def _packages_of_project(extra: str) -> list[str]:
-    """Return the packages that the extra requires, according to the source tree; an empty list outside of one."""
+    """Return the packages that an extra of launch requires, by the pyproject.toml of launch's own source tree.
+
+    Returns an empty list if launch does not run from its source tree.
+    """
     if not _PROJECT.is_file():
         return []
     import tomllib  # late: as a receipt is read

@@ -18,7 +18,7 @@ _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOO
 
 
 def of_attempt(attempt: int | str) -> str:
-    """Return the name of an attempt's metrics file, for nodes that share no disk."""
+    """Return the name of an attempt's metrics file, such as `metrics.a0002.jsonl`, for nodes that share no disk."""
     number = attempt if isinstance(attempt, str) else f"{attempt:04d}"
     return f"metrics.a{number}.jsonl"
 
@@ -85,7 +85,7 @@ def _lines(paths: list[Path]) -> list[dict[str, Any]]:
 
 
 def _attempt_of(lines: list[dict[str, Any]]) -> int:
-    """Return the attempt that the first of these decoded lines names, or 0 if there is none."""
+    """Return the attempt number in the first of these decoded lines, or 0 if that has none."""
     attempt = lines[0].get(ATTEMPT) if lines else 0
     return attempt if isinstance(attempt, int) else 0
 

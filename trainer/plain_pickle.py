@@ -128,8 +128,8 @@ class _Reader:
 def read_plain(data: bytes, make: Make = Record) -> object:
     """Return the object in the pickle `data`: numbers, text, lists, tuples, dicts, Name and results of `make`.
 
-    `make` gets the "MODULE NAME" that the pickle would call, and the arguments. Raises NotPlain for a pickle that is
-    damaged or asks for something else.
+    `make` is called in place of each function or class that the pickle names, with its "MODULE NAME" and the arguments.
+    Raises NotPlain for a damaged pickle, or one that is not made of these.
     """
     reader = _Reader(make)
     try:

@@ -98,7 +98,7 @@ class Votes:
         return [bool(flag) for flag in up]
 
     def _steps_until_vote(self, step: int) -> int:
-        """Return after how many steps the next vote should be, by the speed since the last one."""
+        """Return after how many steps to vote next: those of a tenth of a second, at the speed since the last vote."""
         now = self._now()
         steps = 1
         if self._last is not None:

@@ -71,14 +71,14 @@ class Launched:
     checkpoint_every: str = ""
     checkpoint_keep: int | None = None
     disks_apart: bool = False  # each node has checkpoints on a disk of its own
-    checkpoint_copy_lag: str = ""  # how far second copies on other disks may be behind
+    checkpoint_copy_lag: str = ""  # how far copies of checkpoints on other disks may be behind
     memory_dir: Path | None = None
     memory_every: str = ""
     memory_limit_bytes: int | None = None
     memory_copied: bool = False  # into another node's memory, by launch
     progress: Path | None = None
-    control: Path | None = None  # where launch announces that ranks meet again
-    in_place_by_default: bool = False  # nobody asked for it: hot only where it loses no step and costs next to nothing
+    control: Path | None = None  # where launch announces that ranks are to connect anew
+    in_place_by_default: bool = False  # recovery in place only where it loses no step and costs next to nothing
     rank_state_dir: Path | None = None  # the folder in memory for the states that only this rank has
     joins: bool = False  # the other ranks are in the middle of the training, and have its state
     rank_states_copied: bool = False  # rank states are copied to another node, as a node may be replaced
@@ -127,7 +127,7 @@ class Wire:
     If there is no agent, or it has exited, training continues without reports.
     """
 
-    _is_done: ClassVar[bool] = False  # as this process has reported
+    _is_done: ClassVar[bool] = False  # this process has reported that its training is done
 
     def __init__(
         self,
@@ -196,7 +196,8 @@ class Wire:
     def _send(self, patience_s: float, **values: Number | str) -> None:
         """Write one report if the agent reads within `patience_s` seconds, else drop it.
 
-        After an OSError no more is reported. Raises ValueError for a report that is too long for a line.
+        If the pipe fails otherwise, it is closed and no more is reported. Raises ValueError for a report that is too
+        long for a line.
         """
         fd = self._fd  # checkpoints are reported from a thread of their own
         if fd is None:

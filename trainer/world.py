@@ -187,7 +187,7 @@ class Membership:
     """
 
     _kept: "Membership | None" = None
-    _of_parents: ClassVar[list[Any]] = []  # never freed: that would wait for threads that a fork leaves behind
+    _of_parents: ClassVar[list[Any]] = []  # groups of the process that forked this one; freeing one would never end
 
     def __init__(self, world: World, *, ours: bool) -> None:
         self.world, self._ours = world, ours
@@ -216,14 +216,17 @@ class Membership:
 
     @classmethod
     def sole_user(cls, world: World) -> "Membership | None":
-        """Return the membership behind `world` if no other training uses it and ranks can meet again, else None."""
+        """Return the membership behind `world` if no other training uses it and ranks can connect anew, else None."""
         kept = cls._kept
         same = kept is not None and world.control is not None and kept.world.control is world.control
         return kept if kept is not None and same and kept.can_rejoin else None
 
     @property
     def can_rejoin(self) -> bool:
-        """Whether the group can be given up and made again after a rank is lost."""
+        """Whether the group can be given up and made again after a rank is lost.
+
+        It must have been made here, at a MASTER_PORT, for one training, and not have too many ranks.
+        """
         return self._ours and self._at_a_port and self.taken == 1 and self.world.size <= _MESH
 
     def rejoin(self, until_readable: int) -> World:
@@ -270,7 +273,7 @@ class Membership:
         return wanted == here
 
     def _drop_parents_group(self) -> None:
-        """Drop the parent's group in a forked process, whose RANK may differ."""
+        """Drop the parent's group in a forked process, which may be another rank (RANK) than its parent."""
         if self._ours and dist.group.WORLD is self._group:
             Membership._of_parents.extend([self, *dist.distributed_c10d._world.pg_map.items()])  # noqa: SLF001 - no public way to all of them
             leave(self.world)
@@ -436,8 +439,9 @@ def _found_store(address: str, port: int, size: int, timeout: dt.timedelta) -> d
     """Return rank 0's store once it listens, within about two minutes.
 
     `size` is the number of ranks, and `timeout` limits each later operation of the store. Raises OSError or torch's
-    DistError after the two minutes, and DistNetworkError if launch sends a new message meanwhile. TCPStore alone would
-    retry a refused connection until the operation times out, with most of a second between tries.
+    DistError after the two minutes, and DistNetworkError if launch asks the ranks meanwhile to connect anew because one
+    was replaced or more join. TCPStore alone would retry a refused connection until the operation times out, with most
+    of a second between tries.
     """
     end, patience_s = time.monotonic() + _MEET_S, _PATIENCE_S
     while True:
@@ -457,8 +461,8 @@ def _found_store(address: str, port: int, size: int, timeout: dt.timedelta) -> d
 def _await_listener(address: str, port: int, end: float) -> None:
     """Wait until a server listens at the address.
 
-    Raises OSError if there is none at the time `end` (of time.monotonic), and DistNetworkError if launch sends a new
-    message.
+    Raises OSError if there is none at the time `end` (of time.monotonic), and DistNetworkError if launch asks the ranks
+    meanwhile to connect anew because one was replaced or more join.
     """
     while True:
         try:

@@ -26,7 +26,7 @@ class Episodes:
     def ask_for(self, step: int, policy: Any, count: int) -> list[Any]:
         """Hand out the episodes 0 to `count` - 1 of `step`, to be played with this policy, and wait for all.
 
-        Returns them as they were delivered, in order.
+        Returns the played episodes in the order of their numbers.
         """
         with self.changed:
             self.step, self.policy, self.count = step, policy, count

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from math import inf
 
-from launcher.clock import lease_of_places
+from launcher.clock import node_lost_after_s
 from launcher.coordinator import verdict
 from launcher.coordinator.effects import Ledger, Now
 from launcher.coordinator.gathering import Gathering
@@ -86,7 +86,9 @@ class Attempt:
         self.plan = plan
         self.rules = plan.spec.recovery
         self.history = [event for event in as_explained(history) if event.kind in ("failure", "resumed")]
-        self.nodes = NodeTable(plan.nodes, lease_of_places(self.rules.lease_s), {*plan.away}, now.mono, voters_of(plan))
+        self.nodes = NodeTable(
+            plan.nodes, node_lost_after_s(self.rules.lease_s), {*plan.away}, now.mono, voters_of(plan)
+        )
         self.pace = pace_of(history)
         self.ledger = Ledger(number, self.pace, now)
         self.standing = Standing(number, restarts=restarts_by_cause(history, number), job=job)

@@ -139,9 +139,9 @@ def place_finding(
     about: str, places: Mapping[str, FileSystem], trial: str, seen_on: Sequence[str] = (), *, tried: bool = False
 ) -> Finding:
     """Return the finding, named `about`, on whether nodes can see the paths in `places`, each with its file system:
-    they do if a trial found them on the nodes `seen_on`, else it is judged by the kinds of file systems.
+    they do if a trial job found them on the nodes `seen_on`, else it is judged by the kinds of file systems.
 
-    `trial` is the command that makes a trial; `tried` is True if one was made.
+    `trial` is the command that runs a trial job on nodes; `tried` is True if one was run.
     """
     text = all_of([f"{path} ({there.kind})" for path, there in places.items()])
     if seen_on:

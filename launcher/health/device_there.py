@@ -285,7 +285,8 @@ def _check_copying(torch: Any, device: str, size: int) -> str:
 
 def _count_errors(torch: Any, device: str) -> str:
     """Return as text the memory errors that the driver has counted on this GPU; raise WrongResult if one was
-    uncorrected, or if no spare row was left. Without NVIDIA's library none are known.
+    uncorrected, or if a failing row of memory could not be replaced by a spare one. Return "not told" without NVIDIA's
+    library.
     """
     driver = _Driver.of(getattr(torch.cuda.get_device_properties(device), "uuid", None))
     if driver is None:

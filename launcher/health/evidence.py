@@ -102,7 +102,7 @@ def _line(text: bytes) -> _Line | None:
 
 
 def _parts(lines: Iterable[_Line]) -> str:
-    """Return as text the results of all parts of the check."""
+    """Return as text, for each part of the check in `lines`, its name, its result and how many seconds it took."""
     return ", ".join(f"{line.part} {line.note} in {line.seconds:.2g} s" for line in lines if line.part)
 
 

@@ -105,8 +105,8 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class OpenDoors:
-    """The two ports on which this machine listens for connections from others, the first chosen like a MASTER_PORT;
-    `error` says why there are none.
+    """The two ports on which this machine listens, so that others can try whether a firewall lets them in. The first is
+    one of those that runs use as MASTER_PORT; `error` says why there are none.
     """
 
     ports: tuple[int, int] = (0, 0)
@@ -344,9 +344,10 @@ def _own_torch() -> tuple[str, str, int]:
 
 
 def open_doors(address: str, token: str) -> OpenDoors:
-    """Listen on two ports of this address and return them: one like a MASTER_PORT, and one that the kernel chooses.
+    """Listen on two ports of this address and return them, so that other hosts can try whether a firewall lets them in.
 
-    Callers must prove that they have `token`.
+    The first is one of those that runs use as MASTER_PORT, the second is chosen by the kernel. Callers must prove that
+    they have `token`.
     """
     if not address:
         return OpenDoors(error="its address is not known")

@@ -28,7 +28,7 @@ class Transport(Protocol):
     def channel_to(self, hostname: str, port: int) -> Channel:
         """Return a connection from the host to a port of `hostname`, a name that the host resolves.
 
-        If that fails, raise Unreachable or return a channel that ends at once.
+        If that fails, raise Unreachable or, with the ssh program, return a channel that ends at once.
         """
 
     def close(self) -> None:
@@ -102,8 +102,10 @@ class Line(ClosedAtTheEnd):
         return Running(who(self.target), self._transport.start(command))
 
     def to_port(self, port: int) -> Channel:
-        """Return a connection to a port on the host's loopback address; if that fails, raise Unreachable or return a
-        channel that ends at once.
+        """Return a connection to a port on the host's loopback address.
+
+        If that fails, raise Unreachable or, with the ssh program, which reports it late, return a channel that ends at
+        once.
         """
         return self._transport.channel_to("127.0.0.1", port)
 

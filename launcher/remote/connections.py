@@ -49,8 +49,8 @@ def _is_usable(way: Future[Way] | None) -> bool:
 
 
 def _make(mine: dict[Target, Future[Way]], tell: Callable[[str, str], None]) -> None:
-    """Open the connections, and set the results of their futures (`mine`), in the end to an error, so that no other
-    thread waits for ever.
+    """Open the connections to the keys of `mine`, and set the future of each to its connection or an error. Even after
+    an exception every future gets a result, so that no other thread waits for ever.
 
     `tell` is called with the target's name and one line for each connection.
     """

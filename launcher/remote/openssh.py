@@ -158,8 +158,8 @@ class OpenSshTransport:
         return self._command.forward(hostname, port)
 
     def _outlives(self) -> bool:
-        """Return whether the connection still exists after the end of a command that used it, after waiting 0.2 seconds
-        for its own end.
+        """Return whether the connection still exists after a command that used it has ended, so that the end is the
+        command's own; wait 0.2 seconds before, as a lost connection ends a moment later.
         """
         if self._master is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

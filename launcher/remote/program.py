@@ -123,7 +123,7 @@ def _end(process: "subprocess.Popen[Any]") -> None:
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    """Return the pipe; raise ValueError if it is None."""
+    """Return the pipe, whose type in Popen allows None; raise ValueError if it is None."""
     if pipe is None:
         raise ValueError("expected a pipe")
     return pipe

@@ -90,7 +90,7 @@ class Running(ClosedAtTheEnd):
 
     def feed(self, data: bytes, limit_s: float) -> bool:
         """Write all data to the command's stdin; return False if stdin is closed. Raise Silent if that takes longer
-        than `limit_s`, and Broken if the command prints more meanwhile than was ever asked for.
+        than `limit_s`, and Broken if over 64 MiB of output are unread.
         """
         deadline = time.monotonic() + limit_s
         rest = memoryview(data)
@@ -119,7 +119,7 @@ class Running(ClosedAtTheEnd):
 
     def read(self, size: int, limit_s: float = 60.0) -> bytes:
         """Return up to `size` bytes of the command's stdout as soon as it has any, or b"" at its end; raise Silent
-        after `limit_s` without any, and Broken if the command prints more than was ever asked for.
+        after `limit_s` without any, and Broken if over 64 MiB of output are unread.
         """
         self._wait_for(lambda: bool(self._out), limit_s)
         data = bytes(self._out[:size])
@@ -128,7 +128,7 @@ class Running(ClosedAtTheEnd):
 
     def readline(self, limit_s: float = 60.0) -> bytes:
         """Return a line of the command's stdout with its newline, or the rest at its end; raise Silent if neither comes
-        within `limit_s`, and Broken if the command prints more than was ever asked for.
+        within `limit_s`, and Broken if over 64 MiB of output are unread.
         """
         self._wait_for(lambda: b"\n" in self._out, limit_s)
         end = self._out.find(b"\n") + 1
@@ -136,7 +136,7 @@ class Running(ClosedAtTheEnd):
 
     def finish(self, limit_s: float = 60.0) -> Done:
         """Close the command's stdin, wait until it ends, close the connection and return the result. Raise Silent if
-        that takes longer than `limit_s`, and Broken if the command prints more than was ever asked for.
+        that takes longer than `limit_s`, and Broken if over 64 MiB of output are unread.
         """
         deadline = time.monotonic() + limit_s
         self.close_stdin()
@@ -165,7 +165,7 @@ class Running(ClosedAtTheEnd):
 
     def _wait_for(self, there: Callable[[], bool], limit_s: float) -> None:
         """Read output until the condition `there` holds or the output has ended; raise Silent after `limit_s`, and
-        Broken if more is unread than was ever asked for.
+        Broken if over 64 MiB of output are unread.
         """
         deadline = time.monotonic() + limit_s
         while not there() and not self._ended:
@@ -175,8 +175,8 @@ class Running(ClosedAtTheEnd):
                 raise self._no_answer_in_time()  # however much else it prints
 
     def _take(self, wait_s: float) -> bool:
-        """Store output that comes within `wait_s`; return whether any came. Raise Broken if more is unread than was
-        ever asked for.
+        """Store output that comes within `wait_s`; return whether any came. Raise Broken if over 64 MiB of stdout are
+        unread.
         """
         said = None if self._ended else self._channel.take(wait_s)
         if said is None:
@@ -196,7 +196,7 @@ class Running(ClosedAtTheEnd):
 
 def command_line(argv: Sequence[str], *, told: bool = False) -> str:
     """Return the command as a line for any shell that the user may have on the other machine; raise ValueError for an
-    argument with a NUL. The shell only passes one quoted word of harmless letters to sh.
+    argument with a NUL. The line starts sh, which decodes the command; no character in it is special to another shell.
 
     With `told` a death by a signal becomes exit code 128 + n, for a transport that reports no signals.
     """
@@ -209,5 +209,8 @@ def command_line(argv: Sequence[str], *, told: bool = False) -> str:
 
 @lru_cache(maxsize=4)
 def _escaped(line: bytes) -> str:
-    """Return the line for printf's `%b`; many hosts are sent the same one at the same time."""
+    """Return the line for printf's `%b`, in which all but letters, digits and a few other characters are octal escapes.
+
+    It is cached, because many hosts are sent the same line at the same time.
+    """
     return line.decode("latin-1").translate(_ESCAPED)

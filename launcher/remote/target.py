@@ -105,10 +105,11 @@ def configured() -> list[str]:
 def _target(
     name: str, said: Mapping[str, str], keys: tuple[Path, ...], *, agent: bool, passed: tuple[str, ...]
 ) -> Target:
-    """Return how to reach the host `name` with the user's own `keys`; options in `said` override the SSH configuration.
-    Raise BadInput if an option is wrong, or if jump hosts lead in a circle.
+    """Return how to reach the host `name` with the user's own `keys`. Raise BadInput if an option is wrong, or if jump
+    hosts lead in a circle.
 
-    `agent` allows the keys of the user's ssh-agent; `passed` are the hosts for which this one is a jump host.
+    `said` has options (user, port) that override those of the SSH configuration. `agent` allows the keys of the user's
+    ssh-agent; `passed` are the hosts for which this one is a jump host.
     """
     if name in passed or len(passed) > _MOST_JUMPS:
         raise BadInput(

@@ -10,7 +10,7 @@ from launcher.errors import BadInput, Exit, LaunchError, Refused
 from launcher.run.layout import RunDir
 from launcher.status.checkpoints import Checkpoint, Condition, checkpoints
 from trainer.checkpoint_files.catalog import Entry
-from trainer.checkpoint_files.export import Shape, check, export_entry
+from trainer.checkpoint_files.export import ExportOptions, check, export_entry
 from trainer.checkpoint_files.layout import Kind
 from trainer.checkpoint_files.manifest import Value
 from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
@@ -19,11 +19,11 @@ from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
 @dataclass(frozen=True, slots=True)
 class Wish:
     """A request to export the weights of one checkpoint to `target`: that of `step`, the `best` one, or else the
-    newest; `shape` has the options of the format.
+    newest; `options` gives types, sizes of files, and whether to overwrite.
     """
 
     target: Path
-    shape: Shape
+    options: ExportOptions
     step: int | None = None  # None: the newest one, or the best
     best: bool = False
 
@@ -51,11 +51,11 @@ def refuse_impossible(wish: Wish) -> None:
     if wish.step is not None and wish.best:
         raise BadInput("expected a step, or the best one, got both")
     try:
-        check(wish.target, wish.shape)
+        check(wish.target, wish.options)
     except TrainerError as error:
         raise BadInput(*str(error).splitlines()) from error
     except FileExistsError as error:
-        raise Refused(str(error), *([] if wish.shape.overwrite else ["hint: --force writes over it"])) from error
+        raise Refused(str(error), *([] if wish.options.overwrite else ["hint: --force writes over it"])) from error
 
 
 def export(run: RunDir, wish: Wish) -> Exported:
@@ -117,7 +117,7 @@ def _why_none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
 def _export(run: RunDir, one: Checkpoint, wish: Wish) -> Exported:
     """Export one checkpoint and return what was written; raise Refused if some of its files are on other machines."""
     try:
-        found = export_entry(Entry(one.kind, one.step, Path(one.path)), wish.target, wish.shape, {"run": str(run.id)})
+        found = export_entry(Entry(one.kind, one.step, Path(one.path)), wish.target, wish.options, {"run": str(run.id)})
     except CheckpointPartial as error:
         raise Refused(str(error), f"hint: launch fetch {run.id} --checkpoint {one.step} brings the rest") from error
     return Exported(

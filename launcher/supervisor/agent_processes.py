@@ -120,8 +120,8 @@ class AgentProcess:
         return self.pid
 
     def _started(self, environment: Mapping[str, str], log: int, fds: Sequence[int]) -> int:
-        """Start the process and return its pid; if a prepared child process (`place`) is left and alive, have it become
-        the agent instead.
+        """Start the process and return its pid. If the field `place` has a live prepared child, that child becomes the
+        process instead of a new one.
 
         `log` is the descriptor for its output, `fds` are further descriptors that it inherits.
         """
@@ -143,8 +143,8 @@ class AgentProcess:
         return child.pid
 
     def died(self, status: int) -> None:
-        """Record that the process has ended with this wait status. If its zygote has left a standby, take over the
-        standby as the next `place`.
+        """Record that the process has ended with this wait status. If its zygote has left a standby, keep
+        it in the field `place`, as the child that becomes the next agent.
 
         An agent that exits because its work is done ends its standby itself, unless another attempt follows.
         """
@@ -162,8 +162,8 @@ class AgentProcess:
         self.gate = None
 
     def ended(self) -> int | None:
-        """Return the wait status if the process has ended and is no child of ours; None for a child, which is reaped
-        instead.
+        """Return None, because an agent that is this process's child is reaped with all other children. AdoptedAgent,
+        which is no child, returns its wait status here once it has ended.
         """
         return None
 
@@ -182,8 +182,8 @@ class AgentProcess:
         return {one for one in (self.pid, self.place and self.place.pid) if one}
 
     def copies(self) -> HistoryCopies | None:
-        """Return the memory, shared with the coordinator in this agent, in which the supervisor says how much of
-        events.jsonl is on other hosts; None before the start.
+        """Return the counter, in memory shared with the coordinator in this agent, of how many bytes of events.jsonl
+        the supervisor has copied to other hosts; None before the agent's start.
         """
         return self.lease.copies if self.lease is not None else None
 
@@ -214,7 +214,7 @@ class AgentProcess:
         self.returns_at = now + _RETURN_S[min(self.deaths, len(_RETURN_S) - 1)]
         self.deaths += 1
 
-    def may_miss_coordinator(self) -> bool:
+    def may_have_lost_coordinator(self) -> bool:
         """Return True, once per exit, if the agent may have exited because it had lost the coordinator for a whole
         lease.
 
@@ -356,8 +356,8 @@ class AgentPlace:
 
     @classmethod
     def booting(cls, run_dir: Path, environ: Mapping[str, str], before: "AgentPlace | None") -> "AgentPlace":
-        """Start an agent process for node 0 of the run in `run_dir` that imports now and then waits, and return its
-        place.
+        """Start an agent process for node 0 of the run in `run_dir` and return it. It imports its modules at once, then
+        waits for the message that makes it an agent.
 
         Its environment is `environ`, with the variable that marks processes of the run. If `before` is a prepared
         child, that child becomes the process.
@@ -488,7 +488,7 @@ def starter_process(argv: Sequence[str], plan: Plan, attempt: AttemptDir) -> Age
 
 
 class AgentProcesses:
-    """The agent processes on this machine; with `leads`, the attempt ends with the first of them.
+    """The agent processes on this machine; with `leads`, the attempt ends when the first agent in the list ends.
 
     Orphans become children of this process, so that all that agents leave behind is ended too.
     """
@@ -503,7 +503,7 @@ class AgentProcesses:
     ) -> None:
         become_subreaper()
         self._agents = [*agents]
-        self._leads = leads  # the end of the first is the end of all; else it is started again like the others
+        self._leads = leads  # the end of the first agent is the end of all; else it is started again like the others
         self._wakeup = wakeup
         self._spared = set(spared)  # children with all below them that outlive us
 
@@ -513,7 +513,7 @@ class AgentProcesses:
             agent.start()
 
     def add(self, agents: Sequence[AgentProcess]) -> None:
-        """Watch these agents, too; the caller starts them."""
+        """Watch these agents as well, after those given at the start; the caller starts their processes."""
         self._agents += agents
 
     def drop(self, agents: Sequence[AgentProcess]) -> None:
@@ -554,11 +554,11 @@ class AgentProcesses:
         return all(agent.pid is None and (for_good or agent.returns_at is None) for agent in self._agents)
 
     def signal_first(self) -> None:
-        """Send SIGTERM to the first agent, if it runs."""
+        """Send SIGTERM to the first agent in the list, if it runs."""
         self._agents[0].signal(signal.SIGTERM)
 
     def wait_for_others(self, agents: Sequence[AgentProcess], timeout_s: float) -> None:
-        """Wait up to `timeout_s` until all of `agents` but the first have exited; they were asked to before."""
+        """Wait up to `timeout_s` until all of `agents` but the first have exited; the caller has asked them to."""
         waiting = {agent.pid for agent in agents[1:] if agent.pid is not None}
         of_other_roles = [agent for agent in self._agents if all(agent is not one for one in agents)]
         deadline = time.monotonic() + timeout_s
@@ -600,8 +600,8 @@ class AgentProcesses:
         return dead
 
     def _lost(self, pid: int, status: int) -> None:
-        """End what the dead agent `pid` left behind; plan the agent's restart after a delay, unless its wait status
-        forbids that.
+        """End what the dead agent `pid` left behind; plan the agent's restart after a delay, unless it exited because
+        all is done or because a newer attempt took over.
         """
         agent = next((agent for agent in self._agents if agent.pid == pid), None)
         if agent is None:

@@ -23,7 +23,7 @@ SURE_S = 8.0  # beyond the spec's grace, before a stop is made sure
 
 
 class EndRequests(Protocol):
-    """A source of requests to end the attempt early."""
+    """A source of requests to end the attempt early: a signal, or what a batch system or a user asks for."""
 
     def next_check(self) -> float | None:
         """Return the time, by time.monotonic, at which to call `to_end` again if nothing wakes the supervisor earlier,
@@ -39,7 +39,8 @@ class EndRequests(Protocol):
 class StopSignal:
     """A request to end the attempt, made by SIGTERM.
 
-    The sender has written the reason for this attempt or for the one before.
+    The sender has written the reason into the folder of this attempt or, if this one had not begun yet, of the one
+    before.
     """
 
     def __init__(self, wakeup: Wakeup, attempt: AttemptDir, before: AttemptDir | None) -> None:

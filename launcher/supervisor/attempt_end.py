@@ -70,8 +70,8 @@ def settle(
 ) -> None:
     """Write the event and the state that follow from the end record, unless the record's writer did so before it died.
 
-    `plan` and `failure` are as for `write_end`. Raise Fenced if a newer attempt exists, and OSError if they cannot be
-    written.
+    `plan` is None if it cannot be read any more; `failure` becomes the failure that the state shows. Raise Fenced if a
+    newer attempt exists, and OSError if they cannot be written.
     """
     kind = "requeue" if end.state is State.QUEUED else "ended"
     if not any(event.attempt == attempt.number and event.kind == kind for event in read_lines(run.events, Event)):
@@ -86,8 +86,8 @@ def settle(
 
 
 def _check_newest(run: RunDir, attempt: AttemptDir) -> None:
-    """Raise Fenced if a newer attempt has taken over; ignore a fence whose attempt does not exist. Raise Damaged if the
-    fence cannot be read.
+    """Raise Fenced if a newer attempt has taken over. Ignore the run's file FENCE if the attempt that it names has no
+    folder; raise Damaged if that file cannot be read.
     """
     last = newest(run)
     if last is None or last.number > attempt.number:
@@ -98,7 +98,8 @@ def write_cancelled(run: RunDir, attempt: AttemptDir, plan: Plan | None, *, alon
     """Write that the attempt was cancelled, unless it has an end; raise LaunchError if that cannot be written, and
     Fenced if a newer attempt exists.
 
-    `plan` is None if it cannot be read any more. `alone` records that a host wrote the end without its leader.
+    `plan` is None if it cannot be read any more. `alone` records that a host wrote the end which does not lead the
+    attempt, so that other hosts may have continued.
     """
     if has_ended(run, attempt):
         return
@@ -130,7 +131,7 @@ def is_cancelled(attempt: AttemptDir) -> bool:
 
 
 def _stop_kind(attempt: AttemptDir) -> str | None:
-    """Return the kind of the attempt's stop request, or None if there is none."""
+    """Return the kind of the attempt's stop request, such as cancel or preempt, or None if there is none."""
     request = readable(attempt.stop, StopRequest)
     return request.kind if request is not None else None
 
@@ -202,8 +203,8 @@ def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd 
 def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
     """Return whether the records on disk show that every rank of the newest generation has done all its work.
 
-    Return False in any case if each node has a disk of its own, as the result may lack its second copies, and if the
-    run continues until all its roles have ended.
+    Return False in any case if each node has a disk of its own, as its checkpoints may not be copied to another node
+    yet, and if the run continues until all its roles have ended.
     """
     history = read_lines(run.events, Event)
     opened = [one.generation for one in history if one.attempt == attempt.number and one.kind == "generation_opened"]
@@ -227,7 +228,7 @@ def settle_end(
     run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None, write: WriteEnd | None = None
 ) -> AttemptEnd:
     """Return the attempt's end that the coordinator wrote, or else write and return one from `status`, the wait status
-    of the coordinator's agent, which is None if this process ended the agent. `write` is as for `write_failure`.
+    of the coordinator's agent, which is None if this process ended the agent. `write`, if given, writes the new end.
 
     Nothing is written if the agent exited because a newer attempt took over. Otherwise raise Fenced if a newer attempt
     exists, and OSError if the end cannot be written.
@@ -249,7 +250,7 @@ def settle_end(
 
 
 def _how(status: int) -> str:
-    """Return how an agent with this wait status ended, as the predicate of a sentence."""
+    """Return how an agent with this wait status ended, such as "was killed by SIGKILL"."""
     if os.WIFSIGNALED(status):
         return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
     if os.WEXITSTATUS(status) == Exit.LOST:

@@ -23,7 +23,8 @@ def fork_supervisor(
 ) -> bool:
     """Start the supervisor with the command `argv`, as a `SupervisorStarter`.
 
-    Return False if this process has other threads, which a fork would lack, or too little room for what /proc shows.
+    Return False if this process has other threads, which a fork would lack, or too little memory behind its arguments
+    for the command line that `ps` is to show.
     """
     start, shown = _shown(argv, run_dir)
     if not shown or len(os.listdir("/proc/self/task")) > 1:

@@ -89,11 +89,11 @@ class Handover:
 
     @contextlib.contextmanager
     def held(self, *, wait: bool = False) -> Iterator[int | None]:
-        """Hold the handover's `lock` during the body and yield its descriptor, or yield None if another process has the
-        lock; with `wait`, wait for it.
+        """Hold the lock of the process that hands the attempts over, and yield its descriptor, or None if another
+        process has it; with `wait`, wait for the lock.
 
         A child that inherits the descriptor holds the lock as long as it lives. Afterwards the lock file records that
-        the submitter is done with it, whether it succeeded or not.
+        the submitter is done, whether it succeeded or not.
         """
         with locked(self.lock, wait=wait) as lock:
             try:
@@ -113,8 +113,10 @@ class Handover:
             write_end(run, attempt, cancelled("cancelled before it began"), read_plan(run, attempt.number))
 
     def give_up(self, why: str) -> None:
-        """Write the end of each of its attempts that is open, with the reason `why`; errors are those of the function
-        `give_up`.
+        """Write the end, for the reason `why`, of each of its attempts that has neither a handle nor an end.
+
+        Raise Fenced if one has a newer attempt, Damaged if a plan cannot be read, and OSError if an end cannot be
+        written.
         """
         for run, attempt in self.members:
             if is_open(run, attempt):

@@ -61,7 +61,7 @@ class _Part:
 
 
 class RolesOfRun:
-    """The roles of a run.
+    """The roles of a run beside its main one, such as the actors of a learner.
 
     Call `update` each time before the agents are watched, and `main_ended` if the run continues after its main role.
     """
@@ -103,8 +103,8 @@ class RolesOfRun:
         """Start the roles that may start, and end the processes of those that have ended; return how the run ends if a
         role's end decides that, else None.
 
-        Roles that restart together with one that restarts are asked to. Raise OSError if a record cannot be written,
-        and Damaged if one cannot be read.
+        Roles that restart together with one that restarts are asked to stop and start again. Raise OSError if a record
+        cannot be written, and Damaged if one cannot be read.
         """
         now, awaited = time.monotonic(), self._roles.awaited()
         for part in self._parts:
@@ -150,10 +150,10 @@ class RolesOfRun:
                 create_record(self._attempt.due, this_process())
 
     def _cannot_return(self, part: _Part) -> AttemptEnd | None:
-        """Return how a role ended because it had lost a host, once the main role's coordinator counts that host as lost
-        too, so that the role cannot start again on it.
+        """Return the end of the role's attempt that lost a host, once the run's state shows one of the role's hosts as
+        lost too, so that the role cannot start again there.
 
-        Return None while the host may be back, or once the role runs again.
+        Return None before that, as the host may come back, and once the role runs again.
         """
         if part.lost is None:
             return None
@@ -168,8 +168,8 @@ class RolesOfRun:
         return self._roles.ended(self._main, end, time.monotonic())
 
     def failure(self, end: AttemptEnd) -> Failure | None:
-        """Return the failure to show for the role that ended the run, with its place and the end of its log, or None
-        if the run ended without a cause.
+        """Return the failure to show if a role ended the run: its rank, node and log, and cause and message from
+        `end`. Return None if the run ended without a cause.
         """
         if end.cause is None:
             return None
@@ -194,7 +194,7 @@ class RolesOfRun:
         return 0 < before < state.generation
 
     def _restart_followers(self, name: str) -> None:
-        """Ask the roles that restart together with role `name` to restart."""
+        """Ask the roles to restart whose spec says that they restart together with the role `name`."""
         followers = self._roles.restarted(name)
         for part in self._parts:
             if part.name in followers and not part.is_asked:
@@ -295,12 +295,12 @@ class RolesOfRun:
 
 
 def _is_queued_for_a_host(end: AttemptEnd) -> bool:
-    """Return whether the role ended to start again because it had lost a host."""
+    """Return whether a role's attempt ended with the loss of a host, after which the role is to start again."""
     return end.state is State.QUEUED and end.cause is Cause.NODE_LOST
 
 
 def _ask(part: _Part, kind: str) -> None:
-    """Ask a part to stop, for the reason `kind`."""
+    """Ask a role, or its one rank that restarts alone, to stop, for the reason `kind`: "cancel", for example."""
     part.is_asked = True
     if part.attempt is not None:
         ask_to_stop(part.attempt, kind)

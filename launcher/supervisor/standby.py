@@ -90,9 +90,9 @@ class StandbySupervisor:
         return line
 
     def send(self, word: bytes) -> None:
-        """Write the message `word` to the supervisor's pipe, without waiting until it is read there.
+        """Write `word`, the message at which the supervisor begins, to its pipe; do not wait until it is read there.
 
-        The strategy in the supervisor reads it from its argument `go`.
+        The strategy in the supervisor reads it from `go`, the argument of its method `supervise`.
         """
         os.write(self._go, word)
 
@@ -109,8 +109,8 @@ class StandbySupervisor:
         self.close()
 
     def close(self) -> None:
-        """Close the pipes to the supervisor; the message that it was sent, or the records on disk, decide whether it
-        begins.
+        """Close the pipes to the supervisor. It begins if it was sent a message; else it sees in the records on disk
+        whether to begin or exit.
 
         If it was started as a child process, that child, which exits once the supervisor has detached itself, is waited
         for.
@@ -123,7 +123,9 @@ class StandbySupervisor:
 
 
 def _settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the variables in `environ` that are the user's own settings of `launch`."""
+    """Return those of the variables in `environ` that say where the user keeps runs, clusters and SSH configuration,
+    such as LAUNCH_RUNS.
+    """
     return {name: environ[name] for name in _SETTINGS if name in environ}
 
 

@@ -1,4 +1,6 @@
-"""Define what a place adds to the supervisor's program (`__main__.py`)."""
+"""Define what a place adds to the supervisor's program (`__main__.py`). A place is where a run goes: this machine, an
+SSH pool, a batch system or a login node.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,8 +41,8 @@ class Strategy:
         raise NotImplementedError
 
     def carry(self, attempt: AttemptDir | None) -> int:
-        """Run `attempt` and the attempts that follow it here; return the exit code of the last, or `leaves_with` if the
-        run continues elsewhere or `attempt` is None.
+        """Run `attempt` and the attempts that follow it here; return the exit code of the last, or the class's
+        `leaves_with` (0 by default) if the run continues elsewhere or `attempt` is None.
 
         Raise Fenced if a newer attempt exists, Damaged if the fence cannot be read, and OSError if the log cannot be
         opened.

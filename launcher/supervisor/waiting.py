@@ -66,7 +66,9 @@ def why_impossible(awaited: AwaitedRun, other: OtherRun) -> str:
 
 
 def waits_for(awaited: AwaitedRun, other: OtherRun) -> str:
-    """Return the text that names the event in the other run for which this run waits."""
+    """Return a text such as `waits for bert-7k3f to end (it is running)`, for an event in the other run that this run
+    waits for.
+    """
     wanted = {"ended": "to end", "step": f"to come to step {awaited.step}"}.get(awaited.until, "to succeed")
     match other.state:
         case State.RUNNING if awaited.until == "step" and other.step is not None:
@@ -98,8 +100,8 @@ def ended_as(one: AwaitedRun) -> State | None:
 
 
 def awaited_by(after: Sequence[Predecessor]) -> tuple[tuple[AwaitedRun, ...], list[Misfit]]:
-    """Return (the runs that a new run is to follow, one problem for each that does not exist). `after` are the runs
-    that its spec names, by id, name or `last`.
+    """Return (the runs that a new run is to wait for, one problem for each that does not exist). `after` are the runs
+    that its spec names in `queue.after`, by id, name or `last`.
     """
     found, problems = list[AwaitedRun](), list[Misfit]()
     for index, one in enumerate(after):
@@ -113,8 +115,8 @@ def awaited_by(after: Sequence[Predecessor]) -> tuple[tuple[AwaitedRun, ...], li
 
 
 def not_followed(index: int, error: LaunchError) -> Misfit:
-    """Return the problem, for the reason in `error`, that run number `index` in the list of runs to follow cannot be
-    followed.
+    """Return the problem, for the reason in `error`, that a run cannot wait for the run number `index` in its spec's
+    list `queue.after`.
     """
     said, *more = error.lines
     return Misfit(f"queue.after.{index}", said, more[0].removeprefix("hint: ") if more else "")
@@ -147,7 +149,7 @@ def _write_state(run: RunDir, attempt: AttemptDir, state: State, text: str) -> N
 
 
 class Turn(Enum):
-    """The result of a wait after which the run goes on: its turn has come, or it is stopped."""
+    """The result of a wait that was not given up with an error: the run's turn has come, or the wait was stopped."""
 
     COME = auto()  # the run starts
     STOPPED = auto()  # the wait was cut off
@@ -252,7 +254,7 @@ class Waiter:
 
 def _submitted_before(run: RunDir, attempt: AttemptDir) -> list[Path]:
     """Return the folders of the runs that were submitted together with this one and come before it; raise Damaged if
-    the attempt's intent cannot be read.
+    the attempt's record intent.json cannot be read.
     """
     batch = read_intent(attempt).batch
     together = [Path(path) for path in readable(BatchDir(Path(batch)).runs, list[str]) or []] if batch else []

@@ -46,7 +46,7 @@ class Wakeup:
             return  # the clock woke us
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a stop is requested or `timeout_s` has passed."""
+        """Wait until SIGTERM asks for a stop or `timeout_s` has passed; go on waiting after any other wake-up."""
         deadline = time.monotonic() + timeout_s
         while not self.stop_asked and (left_s := deadline - time.monotonic()) > 0:
             self.sleep(left_s)

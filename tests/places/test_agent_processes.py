@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 from run_folder import RunFolder
 
-from launcher.clock import lease_of_places, lease_of_ranks
+from launcher.clock import lease_of_ranks, node_lost_after_s
 from launcher.node.ranks.lease import AfterSuspend, Lease
 from launcher.run.attempts import read_plan
 from launcher.run.durable import readable, write_record
@@ -436,7 +436,7 @@ def test_a_supervisor_acts_between_the_end_of_a_lease_and_the_moment_at_which_ot
     while not (due := supervised.due()).end:
         assert due.look_s <= 1.0, "else it would take its own wait for sleep"
         now[0] += due.look_s
-    assert lease.until < now[0] < 1000.0 + lease_of_places(5.0)
+    assert lease.until < now[0] < 1000.0 + node_lost_after_s(5.0)
     assert not due.kill, "it may leave by itself"
     now[0] += due.look_s
     assert supervised.due().kill

@@ -479,8 +479,8 @@ def _warn_of_own_state(subjects: Subjects) -> None:
 def _all_ranks_group(world: World, *, separate_disks: bool) -> SaveGroup:
     """Return a SaveGroup of all ranks with a new gloo process group of its own; all ranks call it.
 
-    With `separate_disks` each node has its own disk, for which the node's first rank acts; else rank 0 acts for the
-    only one.
+    With `separate_disks` each node has its own disk, on which the node's first rank alone commits and removes
+    checkpoints; else rank 0 does so on the only one.
     """
     leaders = disk_leaders(world) if separate_disks else None
     if world.control is None:

@@ -30,10 +30,13 @@ def optimizer_of_rank(rank: int) -> str:
 
 
 class Stateful(Protocol):
-    """An object whose state can be saved and restored."""
+    """An object whose state can be saved and restored, by `state_dict` and `load_state_dict`."""
 
-    def state_dict(self) -> Any: ...
-    def load_state_dict(self, state: Any, /) -> Any: ...
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Restore the state that `state_dict` returned."""
 
 
 @dataclass(frozen=True, slots=True)

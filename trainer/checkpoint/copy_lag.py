@@ -16,9 +16,9 @@ log = logging.getLogger("trainer")
 class CopyLag:
     """Decides on rank 0, for all ranks, whether the next save waits for copies on a second disk.
 
-    A save waits as long as more of a copy arrives on any disk. After `patience_s` without progress a warning is logged,
-    and no save waits until copies have caught up. `limit` (steps or seconds) is how far the newest checkpoint may be
-    ahead of the newest copied one.
+    `limit` (steps or seconds) is how far the newest checkpoint may be ahead of the newest copied one; beyond it the
+    next save waits. If no part of a copy arrives for `patience_s`, a warning is logged and saves no longer wait, until
+    copies are within the limit again.
     """
 
     def __init__(self, limit: Every, patience_s: float = 60.0, now: Callable[[], float] = time.monotonic) -> None:

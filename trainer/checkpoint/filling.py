@@ -47,8 +47,8 @@ class Scratch:
 def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, memoryview]]:
     """Yield the offset in the file and the memory to read into, for each piece in the order of the file.
 
-    The caller fills the memory before it asks for the next. Only then a piece that was read into `scratch` is copied to
-    its tensor.
+    That is the tensor's own memory if the file's bytes fit there, else `scratch`. The caller fills it before it asks
+    for the next one; only then is a piece in `scratch` converted and copied to its tensor.
     """
     for piece in sorted(pieces, key=lambda piece: piece.at):
         if piece.memory is not None:

@@ -66,8 +66,8 @@ def fingerprint_together(
 ) -> str:
     """Return the digest of `fingerprint` on all ranks, which call this together.
 
-    `still_here` is called on each rank at intervals of about `report_every_s` seconds or less. Raises CheckpointDamaged
-    on all ranks if some rank cannot read its part or finds it damaged.
+    `still_here`, which tells launch that the rank does not hang, is called on each rank about every `report_every_s`
+    seconds or more often. Raises CheckpointDamaged on all ranks if some rank cannot read its part or finds it damaged.
     """
     return (_digest_over_disks if save_group.separate_disks else _digest_on_shared_disk)(
         entry, save_group, still_here, report_every_s
@@ -238,8 +238,8 @@ def _digest_on_first(
 def _serve_first(files: Mapping[int, int], save_group: SaveGroup, still_here: Callable[[], None]) -> tuple[str, str]:
     """Send the bytes that rank 0 asks for until it sends the fingerprint; return that and this rank's problem or "".
 
-    `files` are the descriptors of the files on this disk, by their numbers in the manifest. `still_here` is called at
-    each message. Unreadable bytes are sent as zeros.
+    `files` are the descriptors of the files on this disk, by their numbers in the manifest. `still_here`, which tells
+    launch that the rank does not hang, is called at each message. Unreadable bytes are sent as zeros.
     """
     problem = ""
     wanted: _Request | str = ""

@@ -17,7 +17,7 @@ def seed_all(*numbers: int) -> None:
 
 
 def state_of_generators(*devices: torch.device) -> dict[str, Any]:
-    """Return the state of this process's generators, and of those of the given GPUs, as a dict that `tree` can save."""
+    """Return the state of this process's generators, and of those of the given GPUs, as a dict for a checkpoint."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - it is the global one that user code draws from
     return {
         "python": random.getstate(),

@@ -69,7 +69,7 @@ class Targets:
 class Reader:
     """Reads one checkpoint for one rank: `prepare`, then `read` or `compare`, then `apply`.
 
-    Without a world, state that belongs to a single rank is left out.
+    Without a world (`world` None), state that belongs to a single rank is left out.
     """
 
     def __init__(self, path: Path, manifest: Manifest, subjects: Subjects, world: World | None) -> None:
@@ -200,10 +200,10 @@ class Reader:
             )
 
     def _kept_targets(self) -> dict[str, Tensor]:
-        """Return by name an empty tensor for each tensor in the state of objects other than models.
+        """Return by name an empty tensor to read each saved tensor into that is in a JSON document's state.
 
-        Tensors in the optimizers' documents count too. Each is sharded like the object's present tensor if that has the
-        same shape, else whole.
+        These are the documents of shared objects, of optimizers and of this rank. A tensor of a shared object is
+        sharded like the object's present one if that has the same shape; all others are whole.
         """
         kept = [_SHARED_PREFIX, f"state/{_OPTIMIZER_DOCUMENTS}"] + (
             [f"state/{of_rank(self._me.rank)}/"] if self._me else []
@@ -234,7 +234,7 @@ class Reader:
         kept |= tensors
 
     def _optimizer_targets(self, optimizer: OptimizerNames) -> dict[str, dict[str, Tensor]]:
-        """Return tensors to fill for one optimizer's state, by parameter and key."""
+        """Return empty tensors to read one optimizer's saved state into, by parameter and key (such as `exp_avg`)."""
         saved: dict[str, dict[str, TensorEntry]] = {}
         for full, entry in self.manifest.tensors.items():
             prefix, _, key = full.rpartition("/")
@@ -285,7 +285,7 @@ class Reader:
                 optimizer.set_groups(shared["groups"][key])
 
     def _wants(self, document: str) -> bool:
-        """Return whether this rank needs the document of this name."""
+        """Return whether this rank needs the document of this name: shared or optimizer state, or the rank's own."""
         if document == SHARED or document.startswith(_OPTIMIZER_DOCUMENTS):
             return True
         return self._me is not None and document == of_rank(self._me.rank)

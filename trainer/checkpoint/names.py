@@ -25,7 +25,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def clean(name: str) -> str:
-    """Return a parameter's name without the segments that wrappers add."""
+    """Return a parameter's name without the segments that wrappers add, such as `_orig_mod` of torch.compile."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 

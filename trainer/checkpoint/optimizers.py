@@ -19,7 +19,7 @@ Layout = list[int | None]  # for each dimension of the mesh, the one of the tens
 
 
 class OptimizerNames:
-    """An optimizer with the names that a checkpoint has for the state of its parameters."""
+    """An optimizer with the names that its state has in a checkpoint, such as `optimizer/layer1.weight/exp_avg`."""
 
     def __init__(self, key: str, optimizer: Optimizer, models: ModelNames) -> None:
         self.optimizer = optimizer
@@ -54,7 +54,11 @@ class OptimizerNames:
         }
 
     def layouts(self) -> dict[str, dict[str, Layout]]:
-        """Return, by parameter and key, how state tensors are sharded whose shape is not their parameter's."""
+        """Return, by parameter and key, how state tensors are sharded whose shape is not their parameter's.
+
+        A Layout gives for each dimension of the device mesh the dimension of the tensor that is split along it, or
+        None.
+        """
         found: dict[str, dict[str, Layout]] = {}
         for name, parameter, _ in self.owned():
             for key, value in self._inner.state.get(parameter, {}).items():

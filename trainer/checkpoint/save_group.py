@@ -40,7 +40,7 @@ class SaveGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the first one of the group (place 0), which is called rank 0 below."""
+        """Whether this rank is the first one of the group (place 0), which this class's docstrings call rank 0."""
         return self.me == 0
 
     @property
@@ -124,7 +124,8 @@ class SaveGroup:
     def _send_up(self, message: bytes | None) -> None:
         """Send the message to the parent in the tree; on rank 0, which has no parent, report a loss to the children.
 
-        None means that a message was lost; all ranks then get an error. Raises RuntimeError if sending fails.
+        None says that there is no message, because a rank was lost or failed; all ranks then get an error. Raises
+        RuntimeError if sending fails.
         """
         if self.me == 0:
             self._send_down(None)
@@ -177,7 +178,10 @@ class SaveGroup:
         return self.me - self.me % step
 
     def _send_message(self, message: bytes | None, place: int) -> None:
-        """Send one message, or for None a notice that it was lost, to the rank at this place (index in `ranks`)."""
+        """Send one message to the rank at this place (index in `ranks`).
+
+        None is sent as a notice that there is no message, because another rank was lost or failed.
+        """
         frame = bytearray(_LENGTH.pack(_LOST) if message is None else _LENGTH.pack(len(message)) + message)
         frame += bytes(max(0, _FRAME - len(frame)))
         if message is None:
@@ -193,7 +197,7 @@ class SaveGroup:
     def _receive_message(self, place: int) -> bytes:
         """Wait for the message of the rank at this place (index in `ranks`), and return it.
 
-        Raises RuntimeError if it was lost.
+        Raises RuntimeError if there is none, because another rank was lost or failed.
         """
         frame = bytearray(_FRAME)
         self.receive(memoryview(frame), place)

@@ -39,15 +39,15 @@ _ABANDONED_S = 0.2  # for a save that comes to nothing: other ranks wait meanwhi
 class CheckpointDirectory:
     """A checkpoint directory, the fencing token under which this process writes, and how many checkpoints are kept.
 
-    `run_dir` is the folder of the run, whose fence is checked too. `start` is a random name, the same on all nodes, by
-    which snapshots that nodes hold of one step are found to belong together; "" gives each save a random name of its
-    own.
+    `run_dir` is the folder of the run; a newer attempt recorded there ends the right to write. `start` is a random
+    name, the same on all nodes, by which snapshots that nodes hold of one step are found to belong together; "" gives
+    each save a random name of its own.
     """
 
     folder: Path
     token: FencingToken
     keep: int
-    run_dir: Path | None = None  # the folder of the run, whose fence is checked too
+    run_dir: Path | None = None  # the folder of the run; a newer attempt recorded there ends the right to write
     start: str = ""  # a random name, equal on all nodes; "": each save gets its own
 
 
@@ -197,7 +197,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is being written; waiting for copies afterwards does not count."""
+        """Whether a save is being written; waiting until it is copied to other nodes' disks does not count."""
         return self._thread is not None and self._thread.is_alive() and not self._awaits_copies
 
     def is_best_pending(self, save_group: SaveGroup) -> bool:
@@ -400,8 +400,8 @@ class Saver:
     def _clean_up(self, request: SaveRequest) -> None:
         """Make the checkpoint the best if the request says so, and delete old checkpoints; all ranks call it.
 
-        If nodes share no disk, second copies may be waited for before. It follows a commit, which stays valid even if
-        this fails; errors are only logged.
+        If nodes share no disk, it may first wait until other nodes' disks have copies. It follows a commit, which stays
+        valid even if this fails; errors are only logged.
         """
         try:
             if request.best:
@@ -418,10 +418,10 @@ class Saver:
             log.warning("after the checkpoint of step %d: %s", request.step, error)
 
     def _await_copies(self, step: int) -> list[Stock]:
-        """Wait until second copies lag by no more than the limit; return which files of which saves each disk has.
+        """Wait for the copies of checkpoints on other nodes' disks; return which files of which saves each disk has.
 
-        All ranks call it after the save of `step`. Without a limit, or while the training ends, nothing is waited for.
-        Raises OSError if a disk cannot be read.
+        All ranks call it after the save of `step`. They wait until the copies lag by no more than the user's limit;
+        without a limit, or while the training ends, not at all. Raises OSError if a disk cannot be read.
         """
         lag, waits = self._copy_lag, True
         try:

@@ -205,7 +205,7 @@ _ENCODERS: dict[type, Callable[[Any, str, dict[str, Tensor]], Any]] = {
 
 
 def _decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """Return the value that `_encode` encoded; `tensor` is called with a name and returns a large tensor."""
+    """Return the value that `_encode` encoded; `tensor` returns by name each tensor that is kept outside the JSON."""
     if isinstance(value, list):
         return [_decode(item, tensor) for item in value]
     if not isinstance(value, dict):
@@ -218,7 +218,7 @@ def _decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
 def _decode_pairs(value: Any, tensor: Callable[[str], Tensor]) -> list[tuple[Any, Any]]:
     """Return the decoded keys and values of `value`, a list of encoded pairs.
 
-    `tensor` is called with a name and returns a large tensor.
+    `tensor` returns by name each tensor that is kept outside the JSON.
     """
     return [(_decode(key, tensor), _decode(item, tensor)) for key, item in value]
 
@@ -226,7 +226,7 @@ def _decode_pairs(value: Any, tensor: Callable[[str], Tensor]) -> list[tuple[Any
 def _decode_items(value: Any, tensor: Callable[[str], Tensor]) -> list[Any]:
     """Return the decoded items of `value`, a list of encoded ones.
 
-    `tensor` is called with a name and returns a large tensor.
+    `tensor` returns by name each tensor that is kept outside the JSON.
     """
     return [_decode(item, tensor) for item in value]
 

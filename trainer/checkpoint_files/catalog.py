@@ -41,7 +41,7 @@ def entries(folder: Path) -> list[Entry]:
 def steps(folder: Path) -> list[int]:
     """Return the steps of the checkpoints in `folder` that a training can resume from, oldest first.
 
-    These are not the best ones, which are kept only to be used. The list is empty if the folder does not exist.
+    The best checkpoints are left out, as no training resumes from them. The list is empty if the folder does not exist.
     """
     return [entry.step for entry in entries(folder) if entry.kind == "step"]
 

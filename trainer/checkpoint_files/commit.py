@@ -36,9 +36,9 @@ from trainer.errors import CheckpointDamaged
 def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> FencingToken:
     """Claim the folder for the run's processes of this attempt and generation, so that saves of all others fail.
 
-    A generation is one launch of the ranks in an attempt. Drafts of others are deleted. Returns the fencing token for
-    the calls below. Raises Fenced if newer processes of the run own the folder, TrainerError if another process holds
-    its lock for too long, and OSError.
+    A generation is one launch of the ranks in an attempt. Drafts of others are deleted. Returns the fencing token with
+    which to save here. Raises Fenced if newer processes of the run own the folder, TrainerError if another process
+    holds its lock for too long, and OSError.
     """
     token = fence.take_token(folder, attempt, generation)
     for name in os.listdir(folder):
@@ -52,8 +52,8 @@ def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> 
 def begin(folder: Path, step: int, token: FencingToken, run_dir: Path | None = None) -> Path:
     """Make a draft folder for the checkpoint of `step`, and return it.
 
-    Raises Fenced if `token` is no longer the newest, in `folder` or in the folder of the run (`run_dir`),
-    CheckpointDamaged if a fence is damaged, or OSError.
+    Raises Fenced if `token` is no longer the newest or a newer attempt is recorded in `run_dir`, the run's folder;
+    CheckpointDamaged if one of these records is damaged; or OSError.
     """
     draft = folder / draft_name(step, token.attempt, new_nonce())
     _begin(draft, token, run_dir)
@@ -63,7 +63,7 @@ def begin(folder: Path, step: int, token: FencingToken, run_dir: Path | None = N
 def enter(draft: Path) -> None:
     """Make a draft folder on this disk with the name that rank 0 chose on another disk, unless it exists.
 
-    It is called on the rank that acts for the disk, which checks the fence afterwards.
+    It is called on the rank that acts for the disk, which checks afterwards that its fencing token is still the newest.
     """
     with contextlib.suppress(FileExistsError):
         draft.mkdir(mode=0o700)
@@ -75,9 +75,9 @@ def publish(
 ) -> Path:
     """Write the manifest and give the draft its final name; return the checkpoint's folder.
 
-    `run_dir` is the run's folder, whose fence is checked too (None: outside of launch). Raises Fenced,
-    OSError, or CheckpointDamaged if the draft's files are not those of the manifest; the draft is then removed as far
-    as the disk allows.
+    Raises Fenced if `token` is no longer the newest or a newer attempt is recorded in `run_dir`, the run's folder
+    (None: outside of launch); OSError, or CheckpointDamaged if the draft's files are not those of the manifest. The
+    draft is then removed as far as the disk allows.
     """
     prepare(draft, manifest, token, run_dir)
     return place(draft, manifest, token, run_dir, kind)
@@ -89,8 +89,8 @@ def prepare(
     """Write the manifest and sync all of the draft to disk; files in `away` are on other disks.
 
     After an error the draft is removed. Raises OSError, CheckpointDamaged if the draft's files are not those of the
-    manifest, or Fenced in place of either if newer processes of the run own the folder. `run_dir` is the run's folder,
-    whose fence is checked too.
+    manifest, or Fenced in place of either if newer processes of the run own the folder or, by the record in `run_dir`,
+    the run's folder, a newer attempt exists.
     """
     with _discarding_on_error(draft, token, run_dir):
         data = encode(manifest)
@@ -107,8 +107,9 @@ def place(
 ) -> Path:
     """Give a prepared draft its final name, and return the checkpoint's folder.
 
-    `run_dir` is the run's folder, whose fence is checked too. After an error the draft is removed. Raises Fenced,
-    CheckpointDamaged if a fence is damaged, or OSError, also if another checkpoint has the name.
+    After an error the draft is removed. Raises Fenced if `token` is no longer the newest or a newer attempt is recorded
+    in `run_dir`, the run's folder; CheckpointDamaged if one of these records is damaged; or OSError, also if another
+    checkpoint has the name.
     """
     folder = draft.parent
     final = folder / folder_name(manifest.step, kind)
@@ -131,8 +132,8 @@ def place(
 def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None) -> None:
     """Remove the draft or checkpoint that `prepare` or `place` made on this disk, after another disk has failed.
 
-    `run_dir` is the run's folder, whose fence is checked too. Raises Fenced, CheckpointDamaged if a fence is damaged,
-    or OSError.
+    Raises Fenced if `token` is no longer the newest or a newer attempt is recorded in `run_dir`, the run's folder;
+    CheckpointDamaged if one of these records is damaged; or OSError.
     """
     final = draft.parent / folder_name(manifest.step)
     remove([draft])
@@ -145,8 +146,8 @@ def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | N
 def set_aside_partial(entry: Entry, token: FencingToken, run_dir: Path | None = None) -> None:
     """Rename an incomplete checkpoint, so that its step can be saved again.
 
-    `run_dir` is the run's folder, whose fence is checked too. Raises Fenced, CheckpointDamaged if a fence is damaged,
-    or OSError.
+    Raises Fenced if `token` is no longer the newest or a newer attempt is recorded in `run_dir`, the run's folder;
+    CheckpointDamaged if one of these records is damaged; or OSError.
     """
     if os.path.lexists(entry.path):
         fence.check(entry.path.parent, token, run_dir)
@@ -159,8 +160,8 @@ def publish_best(
     """Keep a committed checkpoint as the best one and remove the previous best; return its new folder.
 
     The files are hard links where the disk allows. `info` is added to the manifest, as a checkpoint may turn out to be
-    the best only after it was saved. `run_dir` is the run's folder, whose fence is checked too. Raises Fenced, OSError
-    or CheckpointDamaged.
+    the best only after it was saved. Raises Fenced if `token` is no longer the newest or a newer attempt is recorded in
+    `run_dir`, the run's folder; OSError or CheckpointDamaged.
     """
     older = place_best(source, token, run_dir, info)
     remove(older)
@@ -172,8 +173,9 @@ def place_best(
 ) -> list[Path]:
     """Make a checkpoint the best one, without removing the previous best ones, and return their folders, for `remove`.
 
-    The files are hard links where the disk allows, else copies. `info` is added to the manifest; `run_dir` is the run's
-    folder, whose fence is checked too. Raises Fenced, OSError or CheckpointDamaged.
+    The files are hard links where the disk allows, else copies. `info` is added to the manifest. Raises Fenced if
+    `token` is no longer the newest or a newer attempt is recorded in `run_dir`, the run's folder; OSError or
+    CheckpointDamaged.
     """
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)
@@ -245,8 +247,8 @@ def empty_trash(folder: Path) -> None:
 def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
     """Make the draft folder, then check that `token` is still the newest; else remove the folder and raise Fenced.
 
-    `run_dir` is the run's folder, whose fence is checked too. Raises CheckpointDamaged if a fence is damaged, and
-    OSError.
+    Fenced is raised too if a newer attempt is recorded in `run_dir`, the run's folder. Raises CheckpointDamaged if one
+    of these records is damaged, and OSError.
     """
     draft.mkdir(mode=0o700)
     with _discarding_on_error(draft, token, run_dir):

@@ -78,9 +78,9 @@ def _described(one: Weight) -> bytes:
 
 
 def _part_of(alias: str, one: Weight) -> bytes:
-    """Return the pickled index of the only chunk of the tensor `one`, under the name `alias`.
+    """Return the pickled MetadataIndex of the only chunk of the tensor `one`, under the name `alias`.
 
-    A tied tensor has several names, each of which is written.
+    DCP finds by it where the chunk is stored. A tied tensor has several names, each of which is written.
     """
     fields = {"fqn": pickled.text(alias), "index": pickled.number(0), "offset": _size([0] * len(one.shape))}
     return pickled.record(pickled.name_of(_WORDS, "MetadataIndex"), fields)

@@ -92,7 +92,9 @@ class _Opened:
             read_exactly(self._files[file], view, at)
 
     def document(self, name: str) -> Any:
-        """Return the parsed JSON document of this name, its bytes if it is no JSON, or _NO_PLACE if there is none.
+        """Return the parsed JSON document of this name, its bytes if it is no JSON, or a marker if there is none.
+
+        The marker is the object _NO_PLACE.
 
         Raises CheckpointDamaged.
         """
@@ -121,7 +123,10 @@ def _of_tensor(name: str, here: _Opened, there: _Opened) -> OtherTensor | None:
 
 
 def _first_in(name: str, entry: TensorEntry, mine: bytes, theirs: bytes, before: int) -> OtherTensor:
-    """Return the first difference of two different pieces of tensor `name`, each `before` bytes from its beginning."""
+    """Return the first difference between `mine` and `theirs`: bytes of the tensor `name` in the two checkpoints.
+
+    They are not equal, and both begin `before` bytes from the tensor's beginning.
+    """
     item = ITEM_BYTES[entry.dtype]
     at = next(at for at in range(0, len(mine), item) if mine[at : at + item] != theirs[at : at + item])
     values = (_value(data[at : at + item], entry.dtype) for data in (mine, theirs))
@@ -165,7 +170,10 @@ def _of_documents(here: _Opened, there: _Opened) -> Iterator[str]:
 
 
 def _other_leaves(one: Any, other: Any, path: str) -> Iterator[str]:
-    """Yield the paths below `path` of values that differ; an object for a type that JSON lacks is one value."""
+    """Yield the paths below `path` of values that differ.
+
+    An object that stands for a value of a type that JSON lacks, such as a tuple, is one value.
+    """
     if one == other and type(one) is type(other):
         return
     if isinstance(one, dict) and isinstance(other, dict) and _TAG not in one and _TAG not in other:

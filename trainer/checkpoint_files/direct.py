@@ -45,7 +45,10 @@ def write_direct(
 
 
 def _write_pieces(fd: int, view: memoryview, after_piece: Callable[[], None]) -> int:
-    """Write piece by piece and return how many bytes were written before the disk refused more."""
+    """Write past the page cache, piece by piece, and return how many bytes were written.
+
+    These are fewer than all if the disk needs larger blocks for such writes; the caller writes the rest.
+    """
     done = 0
     while done < len(view):
         try:

@@ -46,7 +46,7 @@ class Form(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ExportOptions:
     """The options of an export.
 
     `dtype`: the type of floating-point tensors (None: as saved). `model`: the name of the one to export, if the
@@ -89,12 +89,14 @@ def export(
     chooses one of several models. With `averaged`, saved averages replace the weights. Raises TrainerError for options
     that cannot work, or if no such checkpoint is complete and undamaged.
     """
-    shape, target = Shape(dtype, model, most_bytes_per_file, overwrite, averaged), Path(target)
-    check(target, shape)
-    return first_whole(Path(folder), lambda entry: export_entry(entry, target, shape, {}), log.warning, step, best=best)
+    options, target = ExportOptions(dtype, model, most_bytes_per_file, overwrite, averaged), Path(target)
+    check(target, options)
+    return first_whole(
+        Path(folder), lambda entry: export_entry(entry, target, options, {}), log.warning, step, best=best
+    )
 
 
-def check(target: Path, shape: Shape) -> Form:
+def check(target: Path, options: ExportOptions) -> Form:
     """Return the format that the name of `target` chooses.
 
     Raises BadSettings for options that cannot work, and FileExistsError if the target exists and is not to be replaced.
@@ -105,33 +107,33 @@ def check(target: Path, shape: Shape) -> Form:
             f"{target}: expected a name that ends with .safetensors, .pt, .pth or .dcp, or a folder's without one\n"
             "hint: model.safetensors, which needs nothing to be read safely, or model.pt for torch.load"
         )
-    if shape.dtype is not None:
-        check_convertible(shape.dtype)
-    if shape.most_bytes_per_file is not None and shape.most_bytes_per_file < 1:
-        raise BadSettings(f"expected files of at least one byte, got {shape.most_bytes_per_file}")
+    if options.dtype is not None:
+        check_convertible(options.dtype)
+    if options.most_bytes_per_file is not None and options.most_bytes_per_file < 1:
+        raise BadSettings(f"expected files of at least one byte, got {options.most_bytes_per_file}")
     if (target.is_dir() != form.is_folder and os.path.lexists(target)) or not target.absolute().parent.is_dir():
         raise BadSettings(f"{target}: expected a {'folder' if form.is_folder else 'file'} in a folder that is there")
-    if os.path.lexists(target) and not shape.overwrite:
+    if os.path.lexists(target) and not options.overwrite:
         raise FileExistsError(f"{target}: is there already")
     if form.is_folder and (others := [name for name in catalog.names_in(target) if not _OURS.fullmatch(name)]):
         raise FileExistsError(f"{target}: has files that no export writes, such as {min(others)}")
     return form
 
 
-def export_entry(entry: Entry, target: Path, shape: Shape, notes: Mapping[str, str]) -> Written:
+def export_entry(entry: Entry, target: Path, options: ExportOptions, notes: Mapping[str, str]) -> Written:
     """Export this checkpoint to `target` after comparing every byte; `notes` go into the metadata of safetensors.
 
     Raises CheckpointDamaged, BadSettings for options that cannot work, or FileExistsError if the target may not be
     replaced.
     """
-    form = check(target, shape)
+    form = check(target, options)
     manifest = catalog.read_manifest(entry)
-    manifest = with_averages(manifest) if shape.averaged else manifest
-    with Weights(entry.path, manifest, shape.model, shape.dtype) as weights:
+    manifest = with_averages(manifest) if options.averaged else manifest
+    with Weights(entry.path, manifest, options.model, options.dtype) as weights:
         weights.verify()
         draft = target.with_name(f".{target.name[:100]}.tmp-{os.urandom(6).hex()}")
         try:
-            _write(form, draft, weights, {**notes, "step": str(entry.step)}, shape.most_bytes_per_file or _MOST_BYTES)
+            _write(form, draft, weights, {**notes, "step": str(entry.step)}, options.most_bytes_per_file or _MOST_BYTES)
             _sync(draft)
             _replace_target(draft, target)
         except BaseException:

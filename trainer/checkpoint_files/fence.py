@@ -71,8 +71,8 @@ def take_token(
 def check(folder: Path, token: FencingToken, run_dir: Path | None = None) -> None:
     """Raise Fenced if a newer start has taken a token in `folder`.
 
-    With `run_dir`, the run's folder, Fenced is raised also if launch's fence there names a newer attempt. Raises
-    CheckpointDamaged if a fence is damaged.
+    Raises Fenced too if launch's file FENCE in `run_dir`, the run's folder, names a newer attempt. Raises
+    CheckpointDamaged if one of the two files is damaged.
     """
     newest = read_token(folder)
     if newest != token:

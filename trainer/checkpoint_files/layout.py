@@ -48,9 +48,9 @@ def copy_name(name: str) -> str:
 
 
 def waiting_name(name: str, digest: str) -> str:
-    """Return a draft's name for a complete copy of a checkpoint while another one has the final name, `name`.
+    """Return a draft's name for a downloaded checkpoint while `name`, its final name, may belong to another save.
 
-    `digest` is that of the copy's manifest.
+    `digest` is that of its manifest.
     """
     return f"{_DRAFT}copy-{_shortened(name)}-{digest}"
 
@@ -61,7 +61,7 @@ def is_draft(name: str) -> bool:
 
 
 def is_save(name: str) -> bool:
-    """Return whether this is the name of a save's draft, not of a copy's."""
+    """Return whether this is the name of a draft that ranks save into, not of one for a copy from another disk."""
     return _SAVE.fullmatch(name) is not None
 
 

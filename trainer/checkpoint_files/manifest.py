@@ -77,7 +77,7 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def chunks(self) -> Iterator[Chunk]:
-        """The tensor's parts one by one, with rows divided into their parts."""
+        """The tensor's parts one by one; a Chunk in `rows` may stand for several parts of equal size."""
         for row in self.rows:
             if row.count == 1:
                 yield row
@@ -204,7 +204,7 @@ def _lengths(row: Chunk) -> tuple[int, ...]:
 
 
 def _with_number_at(numbers: tuple[int, ...], at: int, number: int) -> tuple[int, ...]:
-    """Return `numbers` with the one at index `at` replaced by `number`; empty ones as they are."""
+    """Return offsets or lengths with the one at index `at` replaced by `number`; () stays (), for a scalar."""
     return (*numbers[:at], number, *numbers[at + 1 :]) if numbers else numbers
 
 

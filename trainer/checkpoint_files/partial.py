@@ -221,6 +221,8 @@ def _held_at(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
 def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:
     """Return the folder of the committed checkpoint with this manifest, whose encoded form is `data`.
 
+    `kind` is "step", or "best" for one of the best checkpoints.
+
     If it does not exist, a prepared draft of it is committed, or a folder with only the manifest is made. Raises
     FileExistsError if another checkpoint of this step is there.
     """

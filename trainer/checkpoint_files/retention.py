@@ -51,7 +51,7 @@ def spared(disks: Sequence[Stock]) -> set[int]:
 
     `disks` gives each disk's files by save; for a single disk the result is empty. The steps are the newest that
     survives the loss of any one disk, the newest complete one, and the oldest complete one after the first of these:
-    its second copies are under way, and would never finish if each such checkpoint were deleted meanwhile.
+    it is being copied to other disks, which would never finish if each such checkpoint were deleted meanwhile.
     """
     whole = [step for step, count in _copies(disks).items() if count]
     if len(disks) < 2 or not whole:

@@ -85,7 +85,7 @@ class Weights:
         self.tied = self._tied()
 
     def data(self, name: str) -> Iterator[bytes]:
-        """Yield the tensor's bytes in order, a few megabytes at a time, converted to the exported type.
+        """Yield the tensor's bytes in order, a few megabytes at a time, converted to its type in `tensors`.
 
         Raises CheckpointDamaged or OSError if its files cannot be read.
         """
@@ -196,17 +196,17 @@ def places(entry: TensorEntry) -> Iterator[Place]:
 
 
 def _places(entry: TensorEntry) -> Iterator[Place]:
-    """Yield the ranges of the tensor's bytes, in the order of its elements and not joined."""
+    """Yield the ranges of the tensor's bytes, in the order of its elements; ranges that adjoin are not joined."""
     parts = [(chunk, chunk.at) for chunk in entry.chunks if 0 not in chunk.lengths]
     return _ranges_of_block(parts, 0, entry.shape, ITEM_BYTES[entry.dtype]) if parts else iter(())
 
 
 def _ranges_of_block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequence[int], item: int) -> Iterator[Place]:
-    """Yield the ranges of a block's bytes in order.
+    """Yield where the bytes of a block of a tensor are, as ranges of files in the order of the elements.
 
-    A block has all elements of the tensor whose indexes in the dimensions before `dim` are certain fixed ones. `parts`
-    are the saved parts that cover it, each with the offset in its file where the block begins. `shape` is that of the
-    tensor, and `item` the size of an element in bytes.
+    A block has all elements with the same indexes in the dimensions before `dim`, such as one row of a matrix for
+    `dim` 1. `parts` are the saved parts that cover it, each with the offset in its file where the block begins. `shape`
+    is that of the tensor, and `item` the size of an element in bytes.
     """
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim:]) == tuple(shape[dim:]):

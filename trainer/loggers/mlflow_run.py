@@ -115,6 +115,6 @@ class MlflowRun:
 
 
 def name_for_mlflow(name: str) -> str:
-    """Return `name` changed so that MLflow accepts it as the name of a metric."""
+    """Return `name` as MLflow accepts it for a metric: other characters become `_`, and a long name is cut."""
     parts = [part for part in _STRANGE.sub("_", name).split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:_LONGEST_NAME]

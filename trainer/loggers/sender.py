@@ -33,14 +33,17 @@ Earlier = Callable[[int | None], list[Row]]  # what was written down of the step
 class Tracker(Protocol):
     """The interface of a running training's connection to a tracking server.
 
-    After an error the same rows are sent again.
+    The caller, a Sender, sends the same rows again after an error.
     """
 
     def open(self) -> None:
         """Connect, and begin the training's run or continue the one of earlier processes."""
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Send rows in order, except those that the run already has."""
+        """Send rows in order, except those that the server's run already has.
+
+        It has some if an earlier try failed half-way, or if the training was restarted.
+        """
 
     def close(self, *, done: bool) -> None:
         """End the connection; `done` says whether the training has ended."""

@@ -64,7 +64,7 @@ class TrackingLogger(Callback):
         raise NotImplementedError
 
     def on_start(self, training: Training) -> None:
-        """Begin sending, into the run of the checkpoint from which the training resumes, else into the run of a new id.
+        """Begin sending: into the tracking server's run that the loaded checkpoint names, else into one of a new id.
 
         In a dev run nothing is sent.
         """
@@ -107,7 +107,7 @@ class TrackingLogger(Callback):
         return {} if self._training_id is None else {"training": self._training_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the training's id from a checkpoint until `on_start`."""
+        """Keep the training's id from a checkpoint; `on_start` continues the tracking server's run with that id."""
         self._loaded_id = state["training"]
 
     def _begin(self, training: Training) -> None:

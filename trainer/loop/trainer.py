@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainer.checkpoint import Checkpointer
 from trainer.checkpoint.generators import restore_generators, seed_all, state_of_generators
 from trainer.checkpoint_files import catalog
-from trainer.checkpoint_files.export import Shape, Written
+from trainer.checkpoint_files.export import ExportOptions, Written
 from trainer.checkpoint_files.manifest import BEST_BY
 from trainer.data import SharedPlace, TrainData
 from trainer.data.iterable import is_iterable
@@ -350,9 +350,9 @@ class Trainer:
         module = self._model if isinstance(self._model, nn.Module) else self._built.module if self._built else None
         # What a dev run has made takes the place of nothing.
         overwrite = overwrite and self.settings.fast_dev_run is None
-        shape = Shape(dtype, None, most_bytes_per_file, overwrite, averaged)
+        options = ExportOptions(dtype, None, most_bytes_per_file, overwrite, averaged)
         with self._world(world) as here:
-            return export_checkpoint(self._folder, Path(target), here, module, shape, step, best=best)
+            return export_checkpoint(self._folder, Path(target), here, module, options, step, best=best)
 
     @contextmanager
     def _world(self, given: World | None) -> Iterator[World]:

@@ -10,7 +10,7 @@ from torch import nn
 from trainer.checkpoint.models import load_model_together
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.choice import first_whole
-from trainer.checkpoint_files.export import Form, Shape, Written, check, export_entry
+from trainer.checkpoint_files.export import ExportOptions, Form, Written, check, export_entry
 from trainer.errors import TrainerError
 from trainer.loop.loop import Loop
 from trainer.weights import Taken, load_weights
@@ -55,12 +55,19 @@ def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *
 
 
 def export_checkpoint(
-    folder: Path, target: Path, world: World, module: nn.Module | None, shape: Shape, step: int | None, *, best: bool
+    folder: Path,
+    target: Path,
+    world: World,
+    module: nn.Module | None,
+    options: ExportOptions,
+    step: int | None,
+    *,
+    best: bool,
 ) -> Written:
     """Export the weights of the newest checkpoint in `folder` to `target`, on rank 0; all ranks call it.
 
     `best` or `step` chooses the best checkpoint, or that of a step, instead. Returns a description of the export, the
-    same on all ranks. `shape` has the options of the export: types, sizes of files, overwriting. If `module` is a
+    same on all ranks. `options` gives types, sizes of files, and whether to overwrite. If `module` is a
     Hugging Face model and `target` a folder, the model's configuration is written into it. Raises TrainerError if the
     export fails.
     """
@@ -68,9 +75,9 @@ def export_checkpoint(
     def write() -> Written:
         """Export the checkpoint. Raises TrainerError."""
         try:
-            form = check(target, shape)
+            form = check(target, options)
             found = first_whole(
-                folder, lambda entry: export_entry(entry, target, shape, {}), log.warning, step, best=best
+                folder, lambda entry: export_entry(entry, target, options, {}), log.warning, step, best=best
             )
         except OSError as error:
             raise TrainerError(str(error)) from error

@@ -20,7 +20,7 @@ from trainer.checkpoint_files.complete_steps import whole
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """The report of one rank when the ranks meet again: the step of its weights, its shard, and its saved states.
+    """The report of one rank when ranks have connected anew: the step of its weights, its shard and its saved states.
 
     `start` names the launch of the ranks (attempt and generation) in which its states were saved. `step` is None if the
     rank is new or in the middle of an update. `state_steps` are the steps whose own state it has saved, `copy_steps`

@@ -95,7 +95,7 @@ class Control:
         return [fd for fd, _ in waiting.poll(1000 * within_s)]
 
     def _read(self, fd: int) -> bool:
-        """Read the available bytes of the pipe; return False if launch has closed its end."""
+        """Add the available bytes of the pipe to those not used yet; return False if launch has closed its end."""
         data = os.read(fd, _READ_BYTES)
         self._rest[fd] += data
         return data != b""

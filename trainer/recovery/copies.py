@@ -36,7 +36,7 @@ class Copies:
     _going: list[tuple[dist.Work, Tensor]] = field(default_factory=list)  # the sends under way, and their memory
 
     def exchange(self, step: int, state: bytes) -> None:
-        """Start to send this rank's state to its holder, and to receive the state that it keeps for another rank.
+        """Start to send this rank's state to its holder, and to receive the state of the rank whose copies it keeps.
 
         All ranks call it at the same step, then `finish`. An empty `state` means that this rank has none.
         """

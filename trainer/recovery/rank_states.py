@@ -57,8 +57,8 @@ _decoded = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 class NumpyDraws:
     """The state of NumPy's global generator, which is read again only if the generator's memory has changed.
 
-    Reading the state takes longer than the rest of a step's bookkeeping, and hardly any step draws from it. A normal
-    number kept for the next draw is not in that memory, so call `forget` after restoring a state.
+    Reading the state takes longer than the rest of a step's bookkeeping, and hardly any step draws from it. NumPy keeps
+    the second normal number of a pair elsewhere, for the next draw, so call `forget` after restoring a state.
     """
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ def bytes_of(tensors: list[Tensor]) -> bytes:
 
 @torch.no_grad()
 def put_bytes(data: bytes, tensors: list[Tensor]) -> None:
-    """Copy the bytes that `bytes_of` returned into tensors of the same shapes."""
+    """Copy `data`, the bytes of tensors of the same shapes and types one after the other, into these tensors."""
     if not tensors:
         return
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)

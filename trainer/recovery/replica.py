@@ -34,8 +34,8 @@ _IMMUTABLE = frozenset((bool, int, float, str, bytes, type(None)))
 class Snapshot:
     """The small state that all ranks share, right after an update, copied because later code may change it.
 
-    `objects` are states by name, `groups` the options of each optimizer's parameter groups, and `loop` the values of
-    the loop's fields.
+    `objects` are states by name, `groups` the options of each optimizer's parameter groups, and `loop` the training
+    loop's own state, such as its counters of steps and samples.
     """
 
     step: int
@@ -47,7 +47,7 @@ class Snapshot:
     def of(
         cls, step: int, objects: Mapping[str, Stateful], optimizers: Mapping[str, Optimizer], loop: Mapping[str, Any]
     ) -> "Snapshot":
-        """Return a snapshot of the objects, of the optimizers' groups, and of `loop`, the loop's fields."""
+        """Return a snapshot of the objects, of the optimizers' groups, and of `loop`, the training loop's own state."""
         groups = {
             key: [{name: value for name, value in group.items() if name != "params"} for group in one.param_groups]
             for key, one in optimizers.items()
@@ -58,7 +58,7 @@ class Snapshot:
     def put_back(self, subjects: Subjects) -> None:
         """Restore the snapshot in `subjects`, the objects of the training.
 
-        Call it on a rank that has the weights and the optimizer's state of its step.
+        Call it on a rank whose weights and optimizer state are those of the snapshot's step.
         """
         names = ModelNames(subjects.models)
         for key, optimizer in subjects.optimizers.items():
@@ -128,9 +128,10 @@ class Replica:
         self._header = Shared(document, _described(self._alike), _described(self._own))
 
     def give(self, agreed: Agreement, world: World) -> None:
-        """Send each receiver this rank's stripe (range of bytes) of weights and optimizer; the source sends the rest.
+        """Send this rank's stripe (range of bytes) of weights and optimizer to each of the receivers in `agreed`.
 
-        The ranks with the step call it while the receivers make a ReplicaReader and call `take`. It returns once all is
+        The rank `agreed.source` sends the state that is the same for all, too. The ranks that have the agreed step call
+        this while the receivers make a ReplicaReader and call `take`. It returns once all is
         sent. Raises torch's RuntimeError if a rank is gone.
         """
         is_source = world.rank == agreed.source
@@ -172,7 +173,7 @@ class ReplicaReader(Reader):
         self._documents[of_rank(world.rank)] = memoryview(to_json(own, "", {}))  # its own state a rank has kept
 
     def take(self) -> dict[str, Any]:
-        """Wait for the state and put it into the training's objects; return the values of the loop's fields.
+        """Wait for the state and put it into the training's objects; return the loop's own state, such as its counters.
 
         These objects are the models, the optimizers and the others that have state. Raises TrainerError if the state is
         of another model, and torch's RuntimeError if a sender is gone.

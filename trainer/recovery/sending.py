@@ -93,7 +93,7 @@ def _check_mark(places: Places) -> None:
 
 
 def _read(pid: int, pieces: Sequence[tuple[int, int, int]]) -> None:
-    """Copy from another process pieces given as (target address, source address, size).
+    """Copy pieces of the memory of the process `pid` into this one's, given as (address here, address there, size).
 
     Raises OSError if the system forbids it or the process has ended.
     """

@@ -40,7 +40,7 @@ class Sharded:
 class ShardState:
     """One rank's shards and the shared state, after the step of its snapshot.
 
-    `weights` has this rank's pieces by name, `states` the optimizers' by optimizer and parameter. The tensors are the
+    `weights` has this rank's shards by name, `states` the optimizers' by optimizer and parameter. The tensors are the
     live ones, not copies.
     """
 
@@ -67,7 +67,7 @@ class ShardState:
                 owned = {name: parameter for name, parameter, _ in made.owned()}
                 made.replace(
                     {
-                        name: {part: _beside(value, owned[name]) for part, value in state.items()}
+                        name: {part: _laid_out_like(value, owned[name]) for part, value in state.items()}
                         for name, state in self.states[key].items()
                     }
                 )
@@ -119,7 +119,7 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The tensors from which any thread can take a rank's state, even during a pass that has gathered parameters.
+    """The tensors from which any thread can take a rank's state, even while FSDP has gathered parameters.
 
     `weights` has this rank's pieces by name, which an update changes in place; `optimizers` has each optimizer with its
     parameters by name.
@@ -176,7 +176,7 @@ def _kept(name: str, value: Any, parameter: Tensor) -> Any:
     return Sharded(_piece(value))
 
 
-def _beside(value: Any, parameter: Tensor) -> Any:
+def _laid_out_like(value: Any, parameter: Tensor) -> Any:
     """Return a copy of an optimizer's value for `parameter`; a Sharded piece becomes a tensor sharded like it."""
     if isinstance(value, Sharded):
         made = torch.empty_like(parameter, dtype=value.piece.dtype, requires_grad=False)
@@ -193,7 +193,10 @@ def _described(value: Any) -> Any:
 
 
 def _room(value: Any) -> Any:
-    """Return `value`, made by `_described`, with new memory in place of each tensor without data, to receive into."""
+    """Return `value`, a description with tensors on the meta device, with real tensors to receive into in their place.
+
+    Values that are no tensors are returned as they are.
+    """
     if isinstance(value, Sharded):
         return Sharded(torch.empty(value.piece.shape, dtype=value.piece.dtype))
     return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value

@@ -121,9 +121,10 @@ class WorkerPool:
         os._exit(0)
 
     def _do(self, message: dict[str, Any]) -> None:
-        """Execute one command of the server: `message["op"]` is load, fork, become or renew.
+        """Execute one command of the server, given as `message["op"]`.
 
-        For `become` it does not return.
+        `load` loads a service and checkpoint, `fork` starts a worker, `renew` starts another pool with a new
+        checkpoint, and `become` makes this process itself a worker: it does not return.
         """
         match message["op"]:
             case "load":

@@ -107,7 +107,10 @@ def _tensors(found: Any) -> dict[str, Tensor]:
 
 
 def read_index(path: Path) -> list[Path]:
-    """Return the files that hold the tensors of an index. Raises TrainerError if the index or a file is wrong."""
+    """Return the files that a Hugging Face index lists, such as `model.safetensors.index.json`, beside the index.
+
+    Raises TrainerError if the index cannot be read or a file is missing.
+    """
     try:
         names = sorted({*_index.decode(path.read_bytes()).weight_map.values()})
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -226,9 +226,9 @@ def _match(
 ) -> Taken:
     """Return which of the model's tensors (`targets`, by name) can be loaded, without copying any.
 
-    Left with a reason are those that match one of the regular expressions `leave`, are not in the file, or have another
-    shape in it. `sources` gives, by a tensor's name in the model, its name in the file, and `shapes` the shapes by name
-    in the file. Raises BadSettings for an invalid regular expression.
+    Those that match one of the regular expressions `leave`, are not in the file, or have another shape in it stay as
+    they are, each with the reason in the result's `left`. `sources` gives, by a tensor's name in the model, its name in
+    the file, and `shapes` the shapes by name in the file. Raises BadSettings for an invalid regular expression.
     """
     taken, left = [], {}
     for name, tensor in targets.items():

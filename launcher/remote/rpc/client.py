@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class RemoteProgram(Protocol):
-    """The `launch` program on another machine, and how to reach that machine."""
+    """The `launch` program on a cluster's login node, and how to log in there."""
 
     @property
     def cluster(self) -> str:
@@ -117,8 +117,8 @@ class RpcClient(ClosedAtTheEnd):
         answer.
 
         Raise the error that the program reports, Unreachable if the connection ends, Silent at the deadline (by
-        `time.monotonic`, None for none), or Garbled for a malformed answer; and the errors of `greet` if the greeting
-        has not come yet.
+        `time.monotonic`, None for none), or Garbled for a malformed answer. If the greeting has not come yet, wait
+        for that first; raise OtherVersion if it is of another version.
         """
         self.greet(deadline)
         try:
@@ -136,8 +136,9 @@ class RpcClient(ClosedAtTheEnd):
         return cast("T", value)
 
     def ask(self, request: object, kind: type[T], *, contents: Iterable[bytes] = (), timeout_s: float) -> T:
-        """Send a request, followed by the bytes in `contents`, and return its answer, decoded as `kind`; errors are
-        those of `receive`, after `timeout_s` without an answer Silent.
+        """Send a request, followed by the bytes in `contents`, and return its answer, decoded as `kind`. Raise Silent
+        after `timeout_s`, Unreachable if the connection ends, Garbled for a malformed answer, and the error that the
+        program reports.
         """
         return self.ask_with_bytes(request, kind, 0, contents=contents, timeout_s=timeout_s)[0]
 
@@ -147,8 +148,8 @@ class RpcClient(ClosedAtTheEnd):
         """Send a request, followed by the bytes in `contents`; return (its answer, decoded as `kind`, the bytes that
         follow the answer, at most `most`).
 
-        The answer may take `timeout_s`, and each mebibyte of the bytes a minute. Errors are those of `send`, `receive`
-        and `pieces`.
+        The answer may take `timeout_s`, and each mebibyte of the bytes a minute; then raise Silent. Raise Unreachable
+        if the connection ends, Garbled for a malformed answer, and the error that the program reports.
         """
         self.send(request, contents)
         answer = self.receive(kind, time.monotonic() + timeout_s, most=most)
@@ -210,7 +211,7 @@ class RpcClient(ClosedAtTheEnd):
 
 
 class RemoteLaunch(RpcClient):
-    """The client of `launch _far` on a login node."""
+    """The client of `launch _far`, the program on a login node that carries out requests there."""
 
     def __init__(self, login: RemoteProgram, *, without: Collection[str] = (), compress: bool = False) -> None:
         """Connect to `launch` at a login node.
@@ -271,7 +272,7 @@ def started(
     ended, the program). The connection is None for the openssh transport, where ssh opens one for this program alone.
 
     Variables named in `without` are kept from ssh. With `compress` the connection is compressed, by openssh only.
-    Errors are those of `connect` for paramiko; for openssh a connection that cannot be made shows as the program's end.
+    Raise Unreachable if paramiko cannot log in; with openssh a login that fails shows as the program's end.
     """
     line = f"{remote_program(login.launch)} {word}"
     if login.transport == "paramiko":

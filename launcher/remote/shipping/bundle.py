@@ -22,15 +22,15 @@ _making = threading.Lock()
 
 
 def own_tag() -> str:
-    """Return a tag that is equal for machines on which the compiled packages of this one work: Python version,
-    processor, C library.
+    """Return this machine's tag, such as `cpython-312-x86_64-glibc`: Python version, processor and C library. The
+    compiled packages installed here work on machines with the same tag.
     """
     return f"{sys.implementation.cache_tag}-{platform.machine()}-{platform.libc_ver()[0] or 'libc'}"
 
 
 @cache
 def digest(tag: str) -> str:
-    """Return the digest of the bundle for hosts with this tag."""
+    """Return the digest of the bundle for hosts with this tag, such as `cpython-312-x86_64-glibc`."""
     whole = hashlib.sha256(tag.encode())
     for name, path in _files(tag):
         content = path.read_bytes()
@@ -39,8 +39,8 @@ def digest(tag: str) -> str:
 
 
 def archive(tag: str) -> bytes:
-    """Return the bundle for hosts with this tag as a compressed archive, which is made once for all hosts that ask for
-    it at the same time.
+    """Return the bundle for hosts with this tag, such as `cpython-312-x86_64-glibc`, as a compressed archive, which is
+    made once for all hosts that ask for it at the same time.
     """
     with _making:
         return _archive(tag)
@@ -48,7 +48,7 @@ def archive(tag: str) -> bytes:
 
 @cache
 def _archive(tag: str) -> bytes:
-    """Return the bundle for hosts with this tag as a compressed archive."""
+    """Return the bundle for hosts with this tag, such as `cpython-312-x86_64-glibc`, as a compressed archive."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as tar:
         for name, path in _files(tag):

@@ -186,8 +186,8 @@ def _parents(path: str) -> list[str]:
 
 
 def _unwired(file: FileEntry) -> CodeFile:
-    """Return the file with its name decoded to bytes from the characters that stand for them in JSON; raise BadInput if
-    that is impossible.
+    """Return the file with its name decoded; in JSON each byte of a name is one character (Latin-1), as names need not
+    be Unicode. Raise BadInput if the file's entry is invalid.
     """
     try:
         path, link = (None if name is None else os.fsdecode(name.encode("latin-1")) for name in (file.path, file.link))

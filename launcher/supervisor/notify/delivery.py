@@ -69,7 +69,7 @@ def mail(message: Message, sender: str, to: str) -> EmailMessage:
 
 def _marked(message: Message, most: int, bold: str, quote: Any) -> str:
     """Return the message as marked-up text of at most `most` characters: the title between `bold` marks, the end of the
-    log in a code block, each text passed through `quote`.
+    log in a code block. `quote` is called with each text and escapes what the service would take for markup.
     """
     head = "\n".join([f"{bold}{quote(message.title)}{bold}", *map(quote, message.lines)])[:most]
     log = quote("\n".join(message.tail)).replace(_FENCE, "'''")

@@ -27,7 +27,7 @@ class Glance(msgspec.Struct, frozen=True):
     events: Sequence[Event]
     state: RunState | None
     end: AttemptEnd | None  # of the newest attempt
-    still_s: float = 0.0  # seconds without a change of `mark`
+    still_s: float = 0.0  # seconds without progress: without a change of `mark(state)`
     over: bool = False  # the supervisor has exited: no more records will be written
     roles: Mapping[str, "Glance"] = {}  # the roles other than the run's own, by the name of their folder
     outlasts_roles: bool = False  # the run goes on until all roles have ended, even if one has failed
@@ -124,8 +124,8 @@ def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Mess
 
 
 def _ended(key: str, state: RunState, glance: Glance, at: float) -> Message | None:
-    """Return the message, of the time `at`, that the run has ended, or None. An end written by a host that did not lead
-    the attempt does not count.
+    """Return the message, of the time `at`, that the run has ended, or None. An end that a host wrote which did not
+    lead the attempt does not count, as the other hosts may have continued.
     """
     end = glance.end
     if end is not None and end.alone:

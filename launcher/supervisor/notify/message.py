@@ -55,7 +55,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """Return the lines of text between the title and the end of the log."""
+        """Return the lines between the title and the end of the log: failure, numbers, restarts, next command."""
         at = f" at {self.where}" if self.where and self.where not in self.summary else ""
         words = [f"{self.summary}{at}" if self.summary else "", self._numbers(), self._restarted()]
         return [*(plain(line) for line in words if line), *([f"next: {plain(self.next)}"] if self.next else [])]

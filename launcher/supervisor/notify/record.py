@@ -37,8 +37,8 @@ class Recipient(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Return a name for users without secrets, which begins with the kind: then the mail address, the host of a web
-        address, the scheme of an apprise URL, or a command's program.
+        """Return a name for users without secrets, such as `email ann@example.org`: the kind, then the mail address,
+        the host of a web address, the scheme of an apprise URL, or a command's program.
         """
         match self.kind:
             case "email":

@@ -143,7 +143,9 @@ class RecipientThread:
 
 
 class Sender:
-    """The sender of all notifications of one attempt of a run."""
+    """The sender of all notifications of one attempt: it finds those that are due in the run's records, and gives them
+    to a RecipientThread for each recipient.
+    """
 
     def __init__(self, run: RunDir, number: int, what: Notifying) -> None:
         self._run, self._attempt, self._what = run, run.attempt(number), what
@@ -217,7 +219,7 @@ class Sender:
 
 
 def _first_role(run: RunDir, number: int) -> str:
-    """Return the name of the role whose records are the run's own, if the run ends only once all its roles have ended.
+    """Return the name of the run's main role, if the run ends only once all its roles have ended.
 
     Return "" otherwise, or if the plan cannot be read.
     """

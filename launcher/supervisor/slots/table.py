@@ -77,12 +77,12 @@ class SlotWaiter:
 class Occupancy:
     """The runs that hold slots of a machine, and those that wait for them, in order.
 
-    Runs in `alone` have lost contact with their other hosts, and may have been ended elsewhere.
+    Runs in `alone` receive nothing from the host that leads them, and may have been ended elsewhere.
     """
 
     held: tuple[SlotHolder, ...]
     waiting: tuple[SlotWaiter, ...]
-    alone: frozenset[str] = frozenset()  # runs that have lost contact with all their other hosts
+    alone: frozenset[str] = frozenset()  # runs that receive nothing from the host that leads them
 
     def taken(self, kind: str) -> tuple[SlotHolder, ...]:
         """Return the holders of slots of `kind`."""
@@ -143,7 +143,7 @@ def held_name(kind: str, number: str, user: str, run: str) -> str:
 
 
 def alone_name(user: str, run: str) -> str:
-    """Return the socket name by which the run `run` of this user announces that it has lost its leader."""
+    """Return the socket name by which this user's run announces that the host which leads it does not answer here."""
     return _signed("launch/alone", user, run)
 
 
@@ -155,8 +155,8 @@ def waits_name(waiter: SlotWaiter) -> str:
 
 
 def _signed(head: str, user: str, run: str) -> str:
-    """Return the socket name that begins with `head` and ends with user and run, shortened if necessary, the user's
-    name first.
+    """Return the socket name `HEAD/USER/RUN`. If it would be too long, the user's name is shortened first, then the
+    run's id.
     """
     room = _LONGEST - len(head) - 2
     run = _cut(run, room - 1)

@@ -110,9 +110,9 @@ class Slots:
     def contested(self) -> bool:
         """Return whether an earlier run waits for the slots of this one, which should then release them.
 
-        In the first 20 to 40 seconds after the slots were taken only runs count that were seen to wait within a minute
-        after this process came. Later, any run counts that claims to have come earlier, so that two runs do not wait
-        for each other for ever.
+        An earlier run counts if this process saw it wait within its own first minute in the queue. From 20 to 40
+        seconds after the slots were taken, any run counts that claims to be earlier: it may hold slots on another host,
+        and without this the two runs would wait for each other for ever.
         """
         seen = occupancy()
         if self._before(seen):
@@ -136,8 +136,8 @@ class Slots:
     def _before(self, seen: Occupancy) -> int:
         """Return how many waiters are served before this run.
 
-        Each announces its own time of arrival, so one is not taken to be earlier unless it was seen within a minute
-        after this run came.
+        A waiter announces its time of arrival itself, which may be wrong. So one that claims to have come earlier
+        counts only if this run saw it within its own first minute in the queue.
         """
         mine, ahead = self._waiter, seen.before(self._waiter)
         if self._came_at is None or time.monotonic() < self._came_at + _LATE_S:
@@ -182,8 +182,8 @@ class Slots:
 
 
 class Alone:
-    """An announcement on this machine that the run has lost its leader while it holds slots. It ends with the
-    process.
+    """An announcement on this machine that a run which holds slots receives nothing from the host that leads it; the
+    run may have been ended elsewhere. It is withdrawn when the process exits.
     """
 
     def __init__(self, run: str) -> None:
@@ -191,8 +191,8 @@ class Alone:
         self._mark: socket.socket | None = None
 
     def set(self) -> None:
-        """Announce to other runs that wait on this machine that this run has lost its leader. Raise LaunchError if the
-        kernel refuses the socket.
+        """Announce to other runs that wait on this machine that this run receives nothing from the host that leads it.
+        Raise LaunchError if the kernel refuses the socket.
         """
         self._mark = self._mark or _bind(self._name)
 
@@ -204,7 +204,9 @@ class Alone:
 
 
 def _holding_text(run: str, user: str, count: int, *, alone: bool) -> str:
-    """Return the text that the run of this user holds `count` slots; `alone` adds that it has lost its leader."""
+    """Return the text that the run of this user holds `count` slots; `alone` adds that the host that leads the run is
+    silent.
+    """
     if not run:
         return f"{count} taken"
     return f"{run} ({user}) has {count}" + (", which has lost its leader and asks the other hosts" if alone else "")

@@ -83,7 +83,7 @@ def keep_agent(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir,
     alone = plan.is_beside_main
     while not agents.all_gone(sure_at is not None) and (sure_at is None or time.monotonic() < sure_at):
         agents.watch(time.monotonic() + _LOOK_S if alone and sure_at is None else sure_at, bring_back=sure_at is None)
-        if not plan.is_beside_main and agent.may_miss_coordinator():
+        if not plan.is_beside_main and agent.may_have_lost_coordinator():
             alone = True
             requeue_if_first_node_down(queue, plan)
         if alone and sure_at is None and (attempt.end.exists() or fence(run) > attempt.number):

@@ -73,7 +73,7 @@ class Follower:
                 self._replace_adopted(self._agent)
             if not self._is_left():
                 self._leader_heard_at = boottime()
-            if self._agent.may_miss_coordinator():
+            if self._agent.may_have_lost_coordinator():
                 self._take_over.open()
             supervisor.check_part_in(supervisor.ballot.outrun_by)
             if supervisor.has_ended() and self._sure_at is None:
