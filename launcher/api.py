@@ -714,15 +714,15 @@ def line_to(one: Run, node: int) -> "Line":
 
 
 def _place_of(attempt: "AttemptDir | None") -> Place | None:
-    """Return the cluster of an attempt, or None for no attempt; raise BadInput if that kind of cluster is not installed
-    here, and Damaged if the record that names it cannot be read.
+    """Return the cluster of an attempt, or None for no attempt. Raise BadInput if its kind is not installed here, and
+    Damaged if the attempt's intent, the record that names the kind, cannot be read.
     """
     return of_kind(read_intent(attempt).cluster_kind) if attempt is not None else None
 
 
 def _places_of(run: RunDir) -> list[Place]:
     """Return the remote clusters on which any attempt of the run may have left files, except those whose kinds are not
-    installed here; raise Damaged if the record that names an attempt's cluster cannot be read.
+    installed here; raise Damaged if an attempt's intent, the record that names its kind of cluster, cannot be read.
     """
     kinds = dict.fromkeys(read_intent(attempt).cluster_kind for attempt in attempts(run) if attempt.intent.exists())
     asked = (of_kind(kind) for kind in kinds if (known := kind_named(kind)) is not None and known.asked)
@@ -823,11 +823,11 @@ def validate(spec: Spec, *, overrides: Sequence[str] = ()) -> None:
 
 @contextlib.contextmanager
 def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Path]]]:
-    """Write each spec that is not a file to a temporary one; yield (the file of each spec, {temporary file: its
-    project's folder}).
+    """Give each spec a file for the duration of the context: its own, or a temporary one if it is a dict or object.
 
-    A BadInput raised inside names `spec` in place of a temporary file. The files are deleted on exit. Raise BadInput
-    for a spec of another type, or an empty path.
+    Yield the file of each spec, and for each temporary file the folder of its project, which the current folder
+    decides. A BadInput raised inside shows `spec` in place of a temporary file's path. Raise BadInput for a spec of
+    another type, or an empty path.
     """
     if all(isinstance(spec, str | Path) for spec in specs):
         yield [_file(spec) for spec in specs if isinstance(spec, str | Path)], {}
@@ -892,8 +892,9 @@ class Part:
 
 
 def parts(run: Run, role: str) -> list[Part]:
-    """Return the parts of the run with this role, or the one part with this name, such as `actors-1`; raise BadInput if
-    none has it. Raise Damaged if a plan cannot be read.
+    """Return the parts of the run with this role, or the one part with this name, such as `actors-1`: a part is a role,
+    or one rank of a role whose ranks restart alone. Raise BadInput if none has it, and Damaged if a plan cannot be
+    read.
     """
     plans = [(path, read_plan(RunDir(path), 1)) for path in (run.path, *role_dirs(RunDir(run.path)))]
     (_, own), *beside = plans

@@ -48,9 +48,9 @@ def new_token() -> str:
 
 
 def attempt_token(secret: str, number: int) -> str:
-    """Return the secret token of attempt `number` of a run whose hosts open attempts together.
+    """Return the secret token of attempt `number` of a run in an SSH pool, whose hosts open an attempt together.
 
-    Each host derives it from the shared secret, so that it is never sent.
+    Each host derives it from the run's secret, which all have, so that the token is never sent.
     """
     import hmac  # late: a few ms that a first attempt does not need
 

@@ -303,9 +303,9 @@ def _shut_down(one: socket.socket, how: int) -> None:
 
 
 def _connect_as_others(listener: socket.socket) -> bool:
-    """Connect to a listening socket of gloo in place of each other rank, and close again.
+    """Connect to gloo's listening socket as each other rank would and close again, so that gloo waits for none of them.
 
-    A thread that waits there for a lost rank then wakes. Returns False if the socket does not listen.
+    Return False if the socket does not listen.
     """
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return False

@@ -34,9 +34,9 @@ class KillPoints:
         return cls(Path(environ["LAUNCH_RUN_DIR"]), mine) if mine else None
 
     def is_reached(self, step: int) -> bool:
-        """Return whether `step` is at or past a step to wait at that was not marked as reached, and mark that step.
+        """Return whether `step` is at or past a step to wait at that has no mark yet, and mark that step.
 
-        With several such steps only the first one is marked.
+        If there are several, only the first is marked.
         """
         while self._steps and step >= self._steps[0]:
             try:

@@ -150,7 +150,8 @@ def expect(kind: type[T], value: object) -> T:
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     """Return alternating keys and values as a dict.
 
-    Raises NotPlain for keys that are neither text, bytes nor built objects: to hash a tuple may take for ever.
+    Raises NotPlain for keys that are neither text, bytes nor Built (hashed by identity): hashing a hostile nested tuple
+    may take for ever.
     """
     keys = items[::2]
     if odd := [key for key in keys if not isinstance(key, (str, bytes, Built))]:

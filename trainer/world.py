@@ -199,10 +199,12 @@ class Membership:
 
     @classmethod
     def take(cls, *, group: bool, timeout_s: float | None = None, device: str | None = None) -> "Membership":
-        """Return the current membership if it fits, else a new one, made by `join`; all ranks call it.
+        """Return the current membership if it fits, else join the group and return a new one; all ranks call it.
 
-        `group`, `timeout_s` and `device` are those of `join`, and so are the errors. A group that the script has made
-        is never destroyed here.
+        With `group`, a world of one gets a process group too. `timeout_s` (None: 600, or LAUNCH_GROUP_TIMEOUT_S) limits
+        each operation of the group, and `device` None is a GPU if there is one. A group that the script has made is
+        never destroyed here. Raises BadSettings for an environment that cannot work, and torch's DistError or an
+        OSError if the ranks do not meet in time.
         """
         if cls._kept is not None and cls._kept.fits(device):
             cls._kept.taken += 1
@@ -223,9 +225,10 @@ class Membership:
 
     @property
     def can_rejoin(self) -> bool:
-        """Whether the group can be given up and made again after a rank is lost.
+        """Whether the group can be made again after a rank is lost.
 
-        It must have been made here, at a MASTER_PORT, for one training, and not have too many ranks.
+        It can if it was made here and not by the script, over a port, if one training uses it, and if it has at most 64
+        ranks.
         """
         return self._ours and self._at_a_port and self.taken == 1 and self.world.size <= _MESH
 
@@ -251,9 +254,9 @@ class Membership:
     def fits(self, device: str | None) -> bool:
         """Return whether a training on `device` can use this membership; if False, the caller must join again.
 
-        Before False is returned, the group is left if it is the parent's in a forked process, or if a single rank
-        without a port now wants another device. Raises BadSettings if the ranks met for another device and cannot meet
-        again.
+        A group that cannot be used any more is left before: that of the parent in a forked process, or that of a single
+        rank which met no others and now wants another device. Raises BadSettings if ranks met for another kind of
+        device and cannot meet again.
         """
         if self._process != os.getpid():
             self._drop_parents_group()
@@ -288,10 +291,11 @@ class Membership:
 
 @contextmanager
 def membership(*, group: bool, timeout_s: float | None = None, device: str | None = None) -> Iterator[World]:
-    """Take part in the process group, and wait for all ranks at the end of the context.
+    """Take part in the process group, and wait for all ranks at the end of the context, except after an error in it.
 
-    `group`, `timeout_s` and `device` are those of `join`, and so are the errors. After an error in the context no rank
-    is waited for.
+    With `group`, a world of one gets a process group too. `timeout_s` (None: 600, or LAUNCH_GROUP_TIMEOUT_S) limits
+    each operation of the group, and `device` None is a GPU if there is one. Raises BadSettings for an environment that
+    cannot work, and torch's DistError or an OSError if the ranks do not meet in time.
     """
     taken = Membership.take(group=group, timeout_s=timeout_s, device=device)
     try:

@@ -1,5 +1,6 @@
 """Track which agents have joined, fallen silent, returned or been lost, and what that means for their ranks. A
-generation is one set of ranks that train together.
+generation is one set of ranks that train together. An agent's lease is how long it counts as alive without a heartbeat,
+which renews it.
 """
 
 from collections.abc import Iterator

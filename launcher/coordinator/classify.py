@@ -169,7 +169,9 @@ def culprit(exits: Sequence[RankExit]) -> RankExit:
 
 
 def _is_like(end: RankExit, first: RankExit) -> bool:
-    """Return whether the rank of `end` failed in the same way as the rank of `first`, and by its own doing."""
+    """Return whether the rank of `end` failed like that of `first`, with the same exit code or signal and the same
+    exception at the same place, and by itself: not only because it was told to stop.
+    """
     by_itself = not end.stopping or (end.code is not None and end.error is not None)
     return by_itself and _MANNER(end) == _MANNER(first)
 

@@ -85,5 +85,7 @@ def whole(listed: Collection[Held], names: Collection[str]) -> list[Held]:
 
 
 def names_of(group_rank: int, ranks_per_node: int) -> frozenset[str]:
-    """Return the names of the files that the ranks of the node with this group rank write, one file for each rank."""
+    """Return the names of the files, `rank-00003.data` and so on, that the ranks of the node with this group rank
+    write.
+    """
     return frozenset(data_name(group_rank * ranks_per_node + local) for local in range(ranks_per_node))

@@ -94,7 +94,7 @@ def judge(device: str, said: Iterable[bytes], ending: Ending) -> DeviceHealth:
 
 
 def _line(text: bytes) -> _Line | None:
-    """Return the decoded line, or None if it was not printed by the checking program itself."""
+    """Return the decoded line, or None for text in another form, such as a library's warning between the lines."""
     try:
         return _LINE.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -45,9 +45,7 @@ def ring(nodes: Sequence[int]) -> list[Pair]:
 
 
 def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Group the pairs into lists, the pairs of each of which can be measured at once: no node is in two pairs of a
-    list.
-    """
+    """Group the pairs into lists of pairs that can be measured at the same time: no node is in two pairs of a list."""
     found: list[list[Pair]] = []
     busy: list[set[int]] = []
     for pair in pairs:
@@ -61,11 +59,11 @@ def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def find_slow(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
-    """Return the slow links and the nodes to exclude, which are those all of whose links are slow.
+    """Return the slow links, and the nodes to exclude: those all of whose measured links are slow.
 
-    `floor` is the least rate in bytes per second; without it, and with at least three nodes, each link must reach a
-    tenth of the median of the nodes' best rates. A node between two slow ones has slow links too; `second_look`
-    resolves that. If all links are slow, no node is named.
+    `floor` is the least rate in bytes per second. Without it, each link must reach a tenth of the median of the nodes'
+    best rates; with fewer than three nodes any rate will do. A healthy node is named too if it was measured only with
+    slow ones, so `second_look` gives the pairs to measure again. If all links are slow, no node is named.
     """
     of = _by_node(links)
     bests = [max(link.bytes_per_s for link in its) for its in of.values()]

@@ -105,8 +105,8 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class OpenDoors:
-    """The two ports on which this machine listens, so that others can try whether a firewall lets them in. The first is
-    one of those that runs use as MASTER_PORT; `error` says why there are none.
+    """The two ports on which this machine listens for connections from others, the first from 20,000 to 32,000, as a
+    MASTER_PORT is; `error` says why there are none.
     """
 
     ports: tuple[int, int] = (0, 0)
@@ -344,7 +344,8 @@ def _own_torch() -> tuple[str, str, int]:
 
 
 def open_doors(address: str, token: str) -> OpenDoors:
-    """Listen on two ports of this address and return them, so that other hosts can try whether a firewall lets them in.
+    """Listen on two ports of this address and return them: one from 20,000 to 32,000, as a MASTER_PORT is, and one that
+    the kernel chooses.
 
     The first is one of those that runs use as MASTER_PORT, the second is chosen by the kernel. Callers must prove that
     they have `token`.

@@ -30,9 +30,9 @@ _REDUCE_HINT = (
 class Member:
     """A machine that takes part in measurements, and the address by which others reach it.
 
-    It listens on two `ports`: the first is one of those that runs use as MASTER_PORT, the second is chosen by the
-    kernel, as ranks' other ports are. `closed` says why others cannot connect to it, `lost` why it no longer answers;
-    in both cases it no longer takes part.
+    It listens on two `ports`, as ranks do: the first is from 20,000 to 32,000, as a MASTER_PORT is, and the kernel
+    chooses the second. `closed` says why others cannot connect to it, `lost` why it no longer answers; in both cases it
+    no longer takes part.
     """
 
     session: Session

@@ -105,8 +105,9 @@ class Prober:
             peer.sendall(self._piece[: size - sent])
 
     async def _serve(self, wire: Wire[Ping | Give | Take | Go, FromServer]) -> None:
-        """Answer the requests of one peer until it closes the connection; raise WireError for a Go, which a peer may
-        send only in answer to an Offer of bytes.
+        """Answer the requests of one peer until it closes the connection.
+
+        Go belongs inside a transfer that this node has offered; raise WireError if it comes as a request.
         """
         link = ReplicaLink(wire, self._pool)
         while (request := await wire.receive()) is not None:

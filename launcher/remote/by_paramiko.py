@@ -278,8 +278,8 @@ def _refuse_proxy_commands(target: Target) -> None:
 
 def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
     """Connect to the target's last jump host, through those before it, and return that connection, or None if the
-    target has no jump host. Raise BadKey for a jump host's key, and NoAccess or another Unreachable if it cannot be
-    logged in to; the deadline is by `time.monotonic`, None for none.
+    target has no jump host. Raise an Unreachable if a jump host cannot be reached or logged in to, before the deadline
+    (by `time.monotonic`, None for none) or within its own time limits.
     """
     via: ParamikoTransport | None = None
     for hop in target.jumps:

@@ -224,7 +224,9 @@ def _lines(file: Path) -> _Lines:
 
 @lru_cache(maxsize=16)
 def _read(file: Path, _state: tuple[int, int, int]) -> _Lines:
-    """Return the lines of a known-hosts file in its present state."""
+    """Return the lines of a known-hosts file. `_state` (inode, size, time of change) only makes the cache read a
+    changed file again.
+    """
     listed: dict[str, list[KnownKey]] = {}
     others = []
     for number, line in enumerate(file.read_text(errors="surrogateescape").split("\n"), 1):

@@ -135,8 +135,8 @@ class OpenSshTransport:
         self._folder = folder
 
     def alive(self) -> bool:
-        """Return whether the connection is open, as far as this process can tell; for the user's own connection, ssh is
-        asked, and Unreachable is raised if ssh is not installed.
+        """Return whether the connection is open, as far as this process can tell. If it uses a connection that the
+        user's own ssh keeps open (ControlMaster), ssh is asked; raise Unreachable if ssh is not installed.
         """
         if self._master is None:
             return _has_master(self._command)

@@ -85,7 +85,7 @@ def _first_sshd(target: Target) -> str:
 
 def _patiently(target: Target, patience_s: float) -> Line:
     """Return a connection; if the host closes it before sending anything, try again for `patience_s`, then raise
-    Dropped. Other errors, such as a refused key or login, are raised at once, as `connect` does.
+    Dropped. Any other error, such as a refused key or login, is raised at once.
     """
     began, pause_s = time.monotonic(), _FIRST_PAUSE_S
     for tries in itertools.count(1):

@@ -90,7 +90,7 @@ class Running(ClosedAtTheEnd):
 
     def feed(self, data: bytes, limit_s: float) -> bool:
         """Write all data to the command's stdin; return False if stdin is closed. Raise Silent if that takes longer
-        than `limit_s`, and Broken if over 64 MiB of output are unread.
+        than `limit_s`, and Broken if the command prints meanwhile and more than 64 MiB of its stdout are unread.
         """
         deadline = time.monotonic() + limit_s
         rest = memoryview(data)
@@ -118,8 +118,8 @@ class Running(ClosedAtTheEnd):
         self._channel.end_input()
 
     def read(self, size: int, limit_s: float = 60.0) -> bytes:
-        """Return up to `size` bytes of the command's stdout as soon as it has any, or b"" at its end; raise Silent
-        after `limit_s` without any, and Broken if over 64 MiB of output are unread.
+        """Return up to `size` bytes of the command's stdout as soon as it has any, or b"" at its end. Raise Silent if
+        none comes within `limit_s`, and Broken if more than 64 MiB are unread.
         """
         self._wait_for(lambda: bool(self._out), limit_s)
         data = bytes(self._out[:size])
@@ -136,7 +136,7 @@ class Running(ClosedAtTheEnd):
 
     def finish(self, limit_s: float = 60.0) -> Done:
         """Close the command's stdin, wait until it ends, close the connection and return the result. Raise Silent if
-        that takes longer than `limit_s`, and Broken if over 64 MiB of output are unread.
+        that takes longer than `limit_s`, and Broken if more than 64 MiB of stdout are unread.
         """
         deadline = time.monotonic() + limit_s
         self.close_stdin()
@@ -165,7 +165,7 @@ class Running(ClosedAtTheEnd):
 
     def _wait_for(self, there: Callable[[], bool], limit_s: float) -> None:
         """Read output until the condition `there` holds or the output has ended; raise Silent after `limit_s`, and
-        Broken if over 64 MiB of output are unread.
+        Broken if more than 64 MiB of stdout are unread.
         """
         deadline = time.monotonic() + limit_s
         while not there() and not self._ended:
@@ -175,8 +175,8 @@ class Running(ClosedAtTheEnd):
                 raise self._no_answer_in_time()  # however much else it prints
 
     def _take(self, wait_s: float) -> bool:
-        """Store output that comes within `wait_s`; return whether any came. Raise Broken if over 64 MiB of stdout are
-        unread.
+        """Store output that comes within `wait_s`; return whether any came. Raise Broken if more than 64 MiB of stdout
+        are unread.
         """
         said = None if self._ended else self._channel.take(wait_s)
         if said is None:
@@ -196,9 +196,9 @@ class Running(ClosedAtTheEnd):
 
 def command_line(argv: Sequence[str], *, told: bool = False) -> str:
     """Return the command as a line for any shell that the user may have on the other machine; raise ValueError for an
-    argument with a NUL. The line starts sh, which decodes the command; no character in it is special to another shell.
+    argument with a NUL. The command is escaped, so that even csh or fish only pass it on to /bin/sh, which runs it.
 
-    With `told` a death by a signal becomes exit code 128 + n, for a transport that reports no signals.
+    With `told`, sh reports a death by a signal as exit code 128 + n, for a transport that reports no signals.
     """
     if any("\0" in word for word in argv):
         raise ValueError("a word of a command line with a NUL")

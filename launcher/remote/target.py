@@ -40,8 +40,8 @@ class Target:
 
     `agent` allows the ssh-agent's keys, `only_these_keys` no others of them than `keys`; `jumps` are the jump hosts,
     nearest first; `known_as` is the host's name in the `known_hosts` files. After `asked_after_s` of silence a
-    keepalive is sent, after `silence_limit_s` the connection is given up. With the transport openssh, ssh itself looks
-    up all but the options in `said`.
+    keepalive is sent, after `silence_limit_s` the connection is given up. `said` has the options that the user gave the
+    launcher, such as (port, 2222); with the transport openssh, ssh itself looks up all others.
     """
 
     name: str  # the user's name for the host
@@ -60,7 +60,7 @@ class Target:
     only_these_keys: bool = False  # of the agent's keys, only those among `keys`
     proxy_command: str = ""  # the command that connects to the host
     transport: str = "paramiko"  # or openssh, which itself looks up all but the options in `said`
-    said: tuple[tuple[str, str], ...] = ()
+    said: tuple[tuple[str, str], ...] = ()  # options that the user gave the launcher: user and port
 
 
 def target_of(host: SshHost, *, agent: bool = False) -> Target:
@@ -241,11 +241,11 @@ def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str]
 
 
 def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, agent: bool) -> tuple[Target, ...]:
-    """Return the jump hosts that `said`, a ProxyJump option, names, nearest first; `agent` allows the keys of the
-    user's ssh-agent for them.
+    """Return the jump hosts that `said`, the option ProxyJump, names, in the order in which they are connected to;
+    `agent` offers them the keys of the user's ssh-agent as well.
 
-    `tokens` has the values of tokens such as %h; `passed` are the hosts that are reached through them. Raise BadInput
-    if the option is malformed, or if jump hosts lead in a circle.
+    `tokens` has the values of tokens such as %h, and `passed` the hosts whose jump hosts are being looked up, to find
+    circles. Raise BadInput if the option is malformed, or if jump hosts lead in a circle.
     """
     if said.lower() == "none":
         return ()

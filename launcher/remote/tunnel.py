@@ -17,9 +17,10 @@ _MOST = 64  # connections at once
 
 
 class Tunnel:
-    """A relay that accepts connections on the socket `listening` and connects each to a new channel from `dial`.
+    """A relay that accepts connections on the socket `listening` and connects each to a new channel, which `dial`
+    returns.
 
-    Beyond `most` connections, the one that has been silent longest is closed. The socket is closed at the end.
+    Beyond `most` connections, the one that has been silent longest is closed. `listening` is closed when `run` ends.
     """
 
     def __init__(self, listening: socket.socket, dial: Callable[[], Channel], *, most: int = _MOST) -> None:

@@ -167,8 +167,8 @@ def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
 
 
 def _with_full_key(root: Mapping, problem: Problem) -> Problem:
-    """Return the problem, whose key begins with a role's name, with the key at which the user wrote the option: below
-    `roles`, or without the name for an option beside `roles`.
+    """Return the problem with its key as the user wrote it. `learner.run.script` becomes `roles.learner.run.script`, or
+    `run.script` if the option is beside `roles` and not in the role.
     """
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries

@@ -1,5 +1,6 @@
 """Run a Python function as a job. Its call becomes files of the frozen code: a script that calls it, and its pickled
-arguments. What its ranks return or raise is read back as the result.
+arguments. What its ranks return or raise is read back as the result. A generation is one start of all ranks in an
+attempt.
 
 submit(train, lr=0.1) ─► launch_function.py, launch_function.pkl, beside the project's code ─► ranks
 result() ◄─ the restricted reader below ◄─ launch_result/rank-00000.pkl ◄─ what rank 0 returned, or any rank raised
@@ -148,8 +149,8 @@ class _Plain(pickle.Unpickler):
 
 
 def _results(run: RunDir, status: RunStatus) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (rank, result) for each result file of the newest attempt; raise RunFailed for one that is too large or
-    damaged.
+    """Yield (rank, result) for each result file of the newest attempt; raise RunFailed for one that is damaged or has
+    more than 256 MiB.
 
     A result is the dict that call_there.write() wrote: a value, or the facts about an exception.
     """

@@ -1,6 +1,7 @@
-"""Start and watch the agent processes of an attempt on this machine, and restart those that die. An agent must leave
-when its lease has expired: when it has not reached the coordinator for a while. A standby is a process with finished
-imports which an agent's zygote has left, and which can become the next agent.
+"""Start and watch the agent processes of an attempt on this machine, and restart those that die. An agent is the
+launcher's process on a node. It must leave when its lease has expired: when it has not reached the coordinator for a
+while. Its zygote is the child that forks its ranks; the zygote's standby is a fork of it with all imports done, which
+outlives the agent and can become the next one.
 """
 
 import os
@@ -143,10 +144,10 @@ class AgentProcess:
         return child.pid
 
     def died(self, status: int) -> None:
-        """Record that the process has ended with this wait status. If its zygote has left a standby, keep
-        it in the field `place`, as the child that becomes the next agent.
+        """Record that the process has ended with this wait status.
 
-        An agent that exits because its work is done ends its standby itself, unless another attempt follows.
+        If its zygote has left a standby, that becomes `place`, the process to continue as the next agent. An agent that
+        exits because its work is done ends its standby itself, unless another attempt follows.
         """
         self.pid, self.last = None, status
         if self.gate is not None and not self.leads:
@@ -162,8 +163,8 @@ class AgentProcess:
         self.gate = None
 
     def ended(self) -> int | None:
-        """Return None, because an agent that is this process's child is reaped with all other children. AdoptedAgent,
-        which is no child, returns its wait status here once it has ended.
+        """Return None: a child of this process is reaped by the caller. AdoptedAgent, which is no child, returns its
+        wait status here once it has ended.
         """
         return None
 
@@ -188,7 +189,8 @@ class AgentProcess:
         return self.lease.copies if self.lease is not None else None
 
     def enforce_lease(self) -> float | None:
-        """Kill the ranks of an agent whose lease has expired, and an agent that is frozen while they run.
+        """Kill the ranks of an agent once its lease has expired, then the agent if it does not exit. Kill an agent also
+        if a signal has stopped it for a while and processes below it still run.
 
         Return the seconds to the next check, or None if there is no lease.
         """
@@ -302,7 +304,9 @@ class Due(NamedTuple):
 
 
 class SupervisedLease:
-    """The lease of an agent as its supervisor enforces it if the watchdog is frozen or gone as well."""
+    """The lease of an agent, which its supervisor enforces some seconds after the watchdog should have, in case that
+    process is frozen or dead, too.
+    """
 
     def __init__(self, lease: Lease, slept: AfterSuspend, clock: Callable[[], float] = boottime) -> None:
         self._lease, self._watch, self.copies = lease, LeaseWatch(slept, clock), lease.copies
@@ -356,11 +360,11 @@ class AgentPlace:
 
     @classmethod
     def booting(cls, run_dir: Path, environ: Mapping[str, str], before: "AgentPlace | None") -> "AgentPlace":
-        """Start an agent process for node 0 of the run in `run_dir` and return it. It imports its modules at once, then
-        waits for the message that makes it an agent.
+        """Start a process for node 0 of the run in `run_dir` that imports the agent's modules, then waits to become the
+        agent; return its place.
 
-        Its environment is `environ`, with the variable that marks processes of the run. If `before` is a prepared
-        child, that child becomes the process.
+        Its environment is `environ`, with the variable that marks processes of the run. If `before` is a child prepared
+        earlier, no process is started: that child does this.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -600,8 +604,8 @@ class AgentProcesses:
         return dead
 
     def _lost(self, pid: int, status: int) -> None:
-        """End what the dead agent `pid` left behind; plan the agent's restart after a delay, unless it exited because
-        all is done or because a newer attempt took over.
+        """End what the dead agent `pid` left behind. Plan the agent's restart after a delay, unless it exited because
+        all is done or a newer attempt took over, or its exit ends the attempt.
         """
         agent = next((agent for agent in self._agents if agent.pid == pid), None)
         if agent is None:

@@ -47,7 +47,7 @@ class StopSignal:
         self._wakeup, self._attempt, self._before = wakeup, attempt, before
 
     def next_check(self) -> float | None:
-        """Return None, because a signal wakes the supervisor."""
+        """Return None: the time of the next check need not be set, because SIGTERM wakes the supervisor."""
         return None
 
     def to_end(self) -> bool:
@@ -82,7 +82,8 @@ class Allocation:
     """One attempt, supervised from this machine; `carry_out` returns how the attempt ended, once all its processes on
     this machine have exited.
 
-    If another attempt follows, the standby of each agent here waits in that agent's `place`.
+    If another attempt follows, the standby (a process with finished imports) that an agent here has left is its
+    `place`, from which the next agent starts.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Write how an attempt ended if the coordinator could not do it itself."""
+"""Write how an attempt ended if the coordinator could not do it itself. An attempt is one start of a run, and the
+coordinator the part of its first agent that decides what happens to its ranks. A generation is one set of ranks that
+train together.
+"""
 
 import contextlib
 import os
@@ -70,8 +73,9 @@ def settle(
 ) -> None:
     """Write the event and the state that follow from the end record, unless the record's writer did so before it died.
 
-    `plan` is None if it cannot be read any more; `failure` becomes the failure that the state shows. Raise Fenced if a
-    newer attempt exists, and OSError if they cannot be written.
+    `plan` is None if it cannot be read any more. `failure` becomes the failure that the state shows; None keeps an
+    earlier one unless the run has succeeded. Raise Fenced if a newer attempt exists, and OSError if they cannot be
+    written.
     """
     kind = "requeue" if end.state is State.QUEUED else "ended"
     if not any(event.attempt == attempt.number and event.kind == kind for event in read_lines(run.events, Event)):
@@ -137,8 +141,8 @@ def _stop_kind(attempt: AttemptDir) -> str | None:
 
 
 def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
-    """Record a request to stop, for the reason `kind` (as in StopRequest); the first request counts, but a `cancel`
-    replaces any other.
+    """Record a request to stop for the reason `kind`, such as cancel, preempt or limit. The first request counts, but a
+    `cancel` replaces any other.
 
     An error is ignored, because the caller sends a signal as well.
     """
@@ -228,10 +232,11 @@ def settle_end(
     run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None, write: WriteEnd | None = None
 ) -> AttemptEnd:
     """Return the attempt's end that the coordinator wrote, or else write and return one from `status`, the wait status
-    of the coordinator's agent, which is None if this process ended the agent. `write`, if given, writes the new end.
+    of the coordinator's agent, which is None if this process ended the agent.
 
-    Nothing is written if the agent exited because a newer attempt took over. Otherwise raise Fenced if a newer attempt
-    exists, and OSError if the end cannot be written.
+    If `write` is given, it writes a failed end in place of this function, and its result is returned. Nothing is
+    written if the agent exited because a newer attempt took over. Otherwise raise Fenced if a newer attempt exists, and
+    OSError if the end cannot be written.
     """
     fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
     if fenced and not attempt.end.exists():

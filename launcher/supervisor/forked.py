@@ -21,7 +21,8 @@ _ARGUMENTS_FROM, _ENVIRON_TO = 45, 48  # of the words in /proc/PID/stat after th
 def fork_supervisor(
     argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
 ) -> bool:
-    """Start the supervisor with the command `argv`, as a `SupervisorStarter`.
+    """Start the supervisor with the command `argv`, in the environment `env`, as a fork of this process; return True
+    once it has detached itself. It gets the descriptors `fds`, and writes its errors to `stderr`.
 
     Return False if this process has other threads, which a fork would lack, or too little memory behind its arguments
     for the command line that `ps` is to show.
@@ -70,11 +71,12 @@ def _become(argv: Sequence[str], stderr: int, fds: Collection[int]) -> NoReturn:
 
 
 def _shown(argv: Sequence[str], run_dir: Path) -> tuple[int, bytes]:
-    """Return what makes /proc show this forked process with the supervisor's command `argv` and its tag: (the address
-    of this process's arguments, the bytes with which these and its first environment, behind them, are to be
-    overwritten). Return no bytes if there is too little room.
+    """Return (the address of this process's arguments, the bytes to overwrite them with, and the first environment,
+    which lies behind them); no bytes if there is too little room.
 
-    If the last byte of the arguments is no NUL, the kernel shows all up to the first NUL as arguments.
+    /proc then shows this forked process with the supervisor's command `argv`, and in its environment only the variable
+    that marks processes of the run. The kernel shows arguments that are longer than those before if the byte where
+    those ended is no NUL.
     """
     words = stat_fields(os.getpid())
     start, end, environ, environ_end = map(int, words[_ARGUMENTS_FROM : _ENVIRON_TO + 1])

@@ -1,4 +1,5 @@
-"""Run the roles of a run beside its main one: open them, watch until they are ready, end them with the run.
+"""Run the roles of a run beside its main one: open them, watch until they are ready, end them with the run. A role is
+one of several programs of a run, with ranks of its own.
 
 A part is a role, or one rank of a role whose ranks restart alone. Each has a run directory of its own below the run's,
 with attempts, records, logs and a coordinator as any run has.
@@ -61,9 +62,10 @@ class _Part:
 
 
 class RolesOfRun:
-    """The roles of a run beside its main one, such as the actors of a learner.
+    """The roles of a run other than its main one, which this object starts, watches and ends.
 
-    Call `update` each time before the agents are watched, and `main_ended` if the run continues after its main role.
+    The supervisor calls `update` in each turn before it checks the agents, and `main_ended` once the main role has
+    ended.
     """
 
     def __init__(
@@ -184,7 +186,9 @@ class RolesOfRun:
         )
 
     def _has_restarted(self, name: str) -> bool:
-        """Return whether the role has opened a newer generation in its attempt since the last call."""
+        """Return whether the role's ranks were started again in its attempt (a newer generation was opened) since the
+        last call.
+        """
         pairs = {self._main: (self._run, self._attempt)} | {one.name: (one.run, one.attempt) for one in self._parts}
         run, attempt = pairs[name]
         state, before = readable(run.state, RunState), self._generations.get(name, 0)

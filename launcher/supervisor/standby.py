@@ -109,11 +109,10 @@ class StandbySupervisor:
         self.close()
 
     def close(self) -> None:
-        """Close the pipes to the supervisor. It begins if it was sent a message; else it sees in the records on disk
-        whether to begin or exit.
+        """Close the pipes to the supervisor. It begins only if it was sent the message to, or if the records on disk
+        say so.
 
-        If it was started as a child process, that child, which exits once the supervisor has detached itself, is waited
-        for.
+        If it was started as a child, wait for that child, which exits once the supervisor has detached itself.
         """
         os.close(self._go)
         self._up.close()

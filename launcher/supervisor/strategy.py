@@ -1,5 +1,5 @@
-"""Define what a place adds to the supervisor's program (`__main__.py`). A place is where a run goes: this machine, an
-SSH pool, a batch system or a login node.
+"""Define what a place adds to the supervisor's program (`__main__.py`). A place is where a run goes, such as this
+machine, an SSH pool or a batch job.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,9 @@ class Strategy:
         return self.leaves_with
 
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
-        """Run one attempt and return how it ended. A subclass that calls `carry` has to define this method."""
+        """Run one attempt and return how it ended. `carry` calls it for each attempt, so a subclass that calls `carry`
+        has to define it.
+        """
         raise NotImplementedError
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:

@@ -149,10 +149,10 @@ def _write_state(run: RunDir, attempt: AttemptDir, state: State, text: str) -> N
 
 
 class Turn(Enum):
-    """The result of a wait that was not given up with an error: the run's turn has come, or the wait was stopped."""
+    """How a wait ended that did not end the run: its turn has come, or the wait was stopped before."""
 
     COME = auto()  # the run starts
-    STOPPED = auto()  # the wait was cut off
+    STOPPED = auto()  # the wait was ended by a request to stop, or because the caller no longer waits
 
 
 class Waiter:

@@ -56,9 +56,10 @@ class CopyLag:
         return not self._gave_up
 
     def _is_exceeded(self, newest: int, safe: int | None, saved_at: Mapping[int, float]) -> bool:
-        """Return whether `newest` is further ahead of the newest copied step than the limit allows.
+        """Return whether step `newest` is further ahead of the copied step `safe` than the limit, in steps or seconds.
 
-        `safe` is that copied step, None if there is none; `saved_at` gives the time of each save by step, in seconds.
+        `safe` is the newest copied step, None if there is none; `saved_at` gives the time of each save by step, in
+        seconds since 1970.
         """
         if self._limit.steps is not None:
             return newest - (safe or 0) > self._limit.steps

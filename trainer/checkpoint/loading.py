@@ -251,10 +251,11 @@ class Reader:
         }
 
     def _apply_optimizers(self, shared: Mapping[str, Any]) -> None:
-        """Restore all optimizers from the filled tensors.
+        """Restore all optimizers from the tensors that were read and the checkpoint's JSON documents.
 
-        `shared` is the decoded state that all ranks share, with the options of the optimizers' groups. Raises
-        TrainerError if an optimizer is not the one that was saved, and CheckpointDamaged if a document is missing.
+        `shared` is the document that is the same for all ranks, decoded; it has the options of the optimizers' groups.
+        Raises TrainerError if an optimizer is not the one that was saved, and CheckpointDamaged if a document is
+        missing.
         """
         spread = [
             self._document(name)

@@ -45,10 +45,10 @@ def load_model(module: nn.Module, folder: str | Path, step: int | None = None, *
 def load_model_together(
     module: nn.Module, folder: Path, world: World, step: int | None = None, *, best: bool = False
 ) -> int:
-    """Load weights as `load_model` does, on all ranks, which all call it, and return their step.
+    """Load weights on all ranks, which all call it, from the checkpoint that rank 0 chooses, and return its step.
 
-    Rank 0 chooses the checkpoint in `folder`: the newest complete one, with `best` the best one, or that of `step`.
-    Raises TrainerError as `load_model` does.
+    `folder` holds checkpoints, or is one. The choice is the newest complete one, with `best` the best one, or that of
+    `step`. Raises TrainerError if that of `step` is damaged, if none is complete, or if it is of another model.
     """
     found = call_on_first(world, lambda: load_model(module, folder, step, best=best))
     if not world.is_first:

@@ -41,8 +41,8 @@ class NewestState:
     def _load_from_disk(self) -> Loaded | None:
         """Load the newest undamaged checkpoint on disk and return facts about it, or None if there is none.
 
-        All ranks call it. Raises TrainerError if the checkpoint is of another model, or if none is left once parts of a
-        damaged one have been read into the objects.
+        All ranks call it. Raises TrainerError if the checkpoint is of another model, or if there is none but parts of a
+        damaged one have been read into the objects already.
         """
         passed_over: set[int] = set()
         while True:

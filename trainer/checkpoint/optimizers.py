@@ -54,10 +54,9 @@ class OptimizerNames:
         }
 
     def layouts(self) -> dict[str, dict[str, Layout]]:
-        """Return, by parameter and key, how state tensors are sharded whose shape is not their parameter's.
+        """Return the sharding of those state tensors whose shape differs from their parameter's, by parameter and key.
 
-        A Layout gives for each dimension of the device mesh the dimension of the tensor that is split along it, or
-        None.
+        The other tensors are sharded as their parameters are.
         """
         found: dict[str, dict[str, Layout]] = {}
         for name, parameter, _ in self.owned():

@@ -90,8 +90,8 @@ def decode(decided: bytes) -> dict[str, TensorEntry]:
 def plan_of(tensors: dict[str, TensorEntry], me: int, own_signature: int) -> WritePlan:
     """Return the WritePlan of the rank at place `me` in the save group: which parts of the tensors it writes where.
 
-    `tensors` says for all ranks in which file each part is, and `own_signature` is that of this rank's tensors. Raises
-    TrainerError, the same on all ranks, if a tensor is of a type that cannot be saved.
+    `own_signature` is the `signature` of this rank's tensors; when it changes, a new plan is needed. Raises
+    TrainerError if a tensor is of a type that cannot be saved; the error is the same on all ranks.
     """
     for entry in tensors.values():
         if entry.dtype not in ITEM_BYTES:
@@ -115,8 +115,8 @@ def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorE
     """Return, for each tensor, which rank writes each part, and where in that rank's file.
 
     `brought` has by tensor the parts of all `ranks` ranks. If several ranks have a part, the one with the fewest bytes
-    to write gets it. Shares of many parts come first, so that these are at the same offset in each rank's file and need
-    one entry in the manifest; large parts come before small ones.
+    to write gets it. Rows of many equal parts come first, so that their parts are at the same offsets in all files, and
+    large parts before small ones.
     """
     ends = np.zeros(ranks, np.int64)
     rows: dict[str, list[Chunk]] = {name: [] for name in brought}

@@ -40,7 +40,7 @@ class SaveGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the first one of the group (place 0), which this class's docstrings call rank 0."""
+        """Whether this rank is the first one of the group (place 0), which other docstrings call rank 0."""
         return self.me == 0
 
     @property
@@ -122,10 +122,10 @@ class SaveGroup:
         return None
 
     def _send_up(self, message: bytes | None) -> None:
-        """Send the message to the parent in the tree; on rank 0, which has no parent, report a loss to the children.
+        """Send the message to the parent in the tree; None reports that a message was lost, and all ranks get an error.
 
-        None says that there is no message, because a rank was lost or failed; all ranks then get an error. Raises
-        RuntimeError if sending fails.
+        Rank 0, which has no parent, calls it only after a loss, and reports that to its children. Raises RuntimeError
+        if sending fails.
         """
         if self.me == 0:
             self._send_down(None)
@@ -245,6 +245,9 @@ def nodes(world: World) -> list[str]:
 
 
 def disk_leaders(world: World) -> tuple[int, ...]:
-    """Return for each rank the first rank on its node; all ranks call it."""
+    """Return for each rank the rank that acts for its disk, the first on its node, if each node has a disk of its own.
+
+    All ranks call it.
+    """
     found = nodes(world)
     return tuple(found.index(node) for node in found)

@@ -400,8 +400,8 @@ class Saver:
     def _clean_up(self, request: SaveRequest) -> None:
         """Make the checkpoint the best if the request says so, and delete old checkpoints; all ranks call it.
 
-        If nodes share no disk, it may first wait until other nodes' disks have copies. It follows a commit, which stays
-        valid even if this fails; errors are only logged.
+        If nodes share no disk, this may first wait for second copies of checkpoints on other disks. Errors are only
+        logged, as the checkpoint is committed before and stays valid.
         """
         try:
             if request.best:

@@ -36,7 +36,7 @@ class Share(msgspec.Struct, array_like=True):
 
 
 class TensorShares(msgspec.Struct, array_like=True):
-    """A tensor of the unsharded state, and the shares of it that ranks have."""
+    """The type and whole shape of a tensor, however it is sharded, and the shares of it that ranks have."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -151,9 +151,10 @@ def _extend(dim: int, share: Share, other: Share) -> bool:
 
 
 def _split_full_row(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[Share]:
-    """Return the parts of the share as single shares if its row spans the dimension `dim`, else the share itself.
+    """Return each part as a Share of its own if they span the dimension `dim` of the tensor, else the share itself.
 
-    `shape` is that of the whole tensor. Single parts can be joined to others along another dimension.
+    `shape` is the whole tensor's. A Share describes a row of parts along one dimension only, so a full row is split for
+    its parts to be joined along the next dimension.
     """
     whole = share.count * share.lengths[dim] == shape[dim]
     if share.count == 1 or share.dim != dim or dim == 0 or not whole or share.lengths[0] == shape[0]:

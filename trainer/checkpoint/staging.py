@@ -62,7 +62,7 @@ class Staging:
         self._buffer = raw[begin : begin + size].zero_()
 
     def _await_allocation(self) -> None:
-        """Wait for an allocation that runs in the background."""
+        """Wait until the buffer is allocated, if a thread does that in the background."""
         if self._reserving is not None:
             self._reserving.join()
             self._reserving = None

@@ -107,17 +107,17 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _items(value: Any, where: str, tensors: dict[str, Tensor]) -> list[Any]:
-    """Return the items of a sequence encoded, in order, as `_encode` does with `where` and `tensors`.
+    """Return the items of a sequence, each encoded as plain JSON values, in order; `where` is the sequence's path.
 
-    Raises TrainerError for types that cannot be saved.
+    Large and sharded tensors in them are added to `tensors`. Raises TrainerError for types that cannot be saved.
     """
     return [_encode(item, f"{where}/{place}", tensors) for place, item in enumerate(value)]
 
 
 def _pairs(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> list[Any]:
-    """Return a list of encoded pairs of key and value, as `_encode` does with `where` and `tensors`.
+    """Return a dict as a list of pairs of key and value, both encoded as plain JSON values; `where` is the dict's path.
 
-    Raises TrainerError for types that cannot be saved.
+    Large and sharded tensors in it are added to `tensors`. Raises TrainerError for types that cannot be saved.
     """
     return [
         [_encode(key, f"{where}/key", tensors), _encode(item, f"{where}/{key}", tensors)] for key, item in value.items()
@@ -150,9 +150,9 @@ def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dic
 
 
 def _encode_default(value: defaultdict[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return a defaultdict encoded, as `_encode` does with `where` and `tensors`.
+    """Return a defaultdict encoded as plain JSON values, with the name of its factory; `where` is its path.
 
-    Raises TrainerError if its factory cannot be saved by name.
+    Large and sharded tensors in it are added to `tensors`. Raises TrainerError if its factory cannot be saved by name.
     """
     factory: Any = value.default_factory
     name = None if factory is None else getattr(factory, "__name__", "")

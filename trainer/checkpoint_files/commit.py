@@ -75,9 +75,9 @@ def publish(
 ) -> Path:
     """Write the manifest and give the draft its final name; return the checkpoint's folder.
 
-    Raises Fenced if `token` is no longer the newest or a newer attempt is recorded in `run_dir`, the run's folder
-    (None: outside of launch); OSError, or CheckpointDamaged if the draft's files are not those of the manifest. The
-    draft is then removed as far as the disk allows.
+    `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too (None: outside of launch). Raises
+    Fenced, OSError, or CheckpointDamaged if the draft's files are not those of the manifest; the draft is then removed
+    as far as the disk allows.
     """
     prepare(draft, manifest, token, run_dir)
     return place(draft, manifest, token, run_dir, kind)
@@ -89,8 +89,8 @@ def prepare(
     """Write the manifest and sync all of the draft to disk; files in `away` are on other disks.
 
     After an error the draft is removed. Raises OSError, CheckpointDamaged if the draft's files are not those of the
-    manifest, or Fenced in place of either if newer processes of the run own the folder or, by the record in `run_dir`,
-    the run's folder, a newer attempt exists.
+    manifest, or Fenced in place of either if newer processes of the run own the folder. `run_dir` is the run's folder,
+    whose FENCE (the newest attempt) is checked too.
     """
     with _discarding_on_error(draft, token, run_dir):
         data = encode(manifest)
@@ -107,9 +107,8 @@ def place(
 ) -> Path:
     """Give a prepared draft its final name, and return the checkpoint's folder.
 
-    After an error the draft is removed. Raises Fenced if `token` is no longer the newest or a newer attempt is recorded
-    in `run_dir`, the run's folder; CheckpointDamaged if one of these records is damaged; or OSError, also if another
-    checkpoint has the name.
+    `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too. After an error the draft is removed.
+    Raises Fenced, CheckpointDamaged if a fence is damaged, or OSError, also if another checkpoint has the name.
     """
     folder = draft.parent
     final = folder / folder_name(manifest.step, kind)
@@ -132,8 +131,8 @@ def place(
 def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None) -> None:
     """Remove the draft or checkpoint that `prepare` or `place` made on this disk, after another disk has failed.
 
-    Raises Fenced if `token` is no longer the newest or a newer attempt is recorded in `run_dir`, the run's folder;
-    CheckpointDamaged if one of these records is damaged; or OSError.
+    `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too. Raises Fenced, CheckpointDamaged if
+    a fence is damaged, or OSError.
     """
     final = draft.parent / folder_name(manifest.step)
     remove([draft])
@@ -146,8 +145,8 @@ def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | N
 def set_aside_partial(entry: Entry, token: FencingToken, run_dir: Path | None = None) -> None:
     """Rename an incomplete checkpoint, so that its step can be saved again.
 
-    Raises Fenced if `token` is no longer the newest or a newer attempt is recorded in `run_dir`, the run's folder;
-    CheckpointDamaged if one of these records is damaged; or OSError.
+    `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too. Raises Fenced, CheckpointDamaged if
+    a fence is damaged, or OSError.
     """
     if os.path.lexists(entry.path):
         fence.check(entry.path.parent, token, run_dir)
@@ -160,8 +159,8 @@ def publish_best(
     """Keep a committed checkpoint as the best one and remove the previous best; return its new folder.
 
     The files are hard links where the disk allows. `info` is added to the manifest, as a checkpoint may turn out to be
-    the best only after it was saved. Raises Fenced if `token` is no longer the newest or a newer attempt is recorded in
-    `run_dir`, the run's folder; OSError or CheckpointDamaged.
+    the best only after it was saved. `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too.
+    Raises Fenced, OSError or CheckpointDamaged.
     """
     older = place_best(source, token, run_dir, info)
     remove(older)
@@ -173,9 +172,8 @@ def place_best(
 ) -> list[Path]:
     """Make a checkpoint the best one, without removing the previous best ones, and return their folders, for `remove`.
 
-    The files are hard links where the disk allows, else copies. `info` is added to the manifest. Raises Fenced if
-    `token` is no longer the newest or a newer attempt is recorded in `run_dir`, the run's folder; OSError or
-    CheckpointDamaged.
+    The files are hard links where the disk allows, else copies. `info` is added to the manifest; `run_dir` is the run's
+    folder, whose FENCE (the newest attempt) is checked too. Raises Fenced, OSError or CheckpointDamaged.
     """
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)
@@ -247,8 +245,8 @@ def empty_trash(folder: Path) -> None:
 def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
     """Make the draft folder, then check that `token` is still the newest; else remove the folder and raise Fenced.
 
-    Fenced is raised too if a newer attempt is recorded in `run_dir`, the run's folder. Raises CheckpointDamaged if one
-    of these records is damaged, and OSError.
+    `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too. Raises CheckpointDamaged if a fence
+    is damaged, and OSError.
     """
     draft.mkdir(mode=0o700)
     with _discarding_on_error(draft, token, run_dir):

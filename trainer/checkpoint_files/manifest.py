@@ -69,7 +69,7 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor of the unsharded state: its type, shape and where its parts are."""
+    """A tensor of the checkpoint: its type, its whole shape however it is sharded, and where its parts are."""
 
     dtype: str
     shape: tuple[Size, ...]
@@ -199,7 +199,7 @@ def _tensor_problem(manifest: Manifest, entry: TensorEntry, room: Callable[[Chun
 
 
 def _lengths(row: Chunk) -> tuple[int, ...]:
-    """Return the lengths of the box that all parts of a Chunk make together."""
+    """Return the lengths of the box that all parts of `row` make together; a Chunk may be a row of equal parts."""
     return row.lengths if row.count == 1 else _with_number_at(row.lengths, row.dim, row.count * row.lengths[row.dim])
 
 
@@ -224,8 +224,8 @@ def _smallest_file(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
 def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
     """Return a problem as text if parts overlap, which would leave other elements uninitialised; None if none do.
 
-    The parts of a sharded tensor can be separated by straight cuts. The rest are compared pairwise, but too many of
-    them count as a problem, so that the time is bounded for every manifest.
+    The parts of a sharded tensor can be separated by straight cuts. Parts that cannot are compared pairwise; more than
+    40,000 pairs count as a problem, so that the time is bounded for every manifest.
     """
     groups = [[Chunk(0, 0, row.offsets, _lengths(row)) for row in rows if 0 not in row.lengths]]
     for _ in range(_MOST_CUTS):

@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 
 class Save(NamedTuple):
-    """A save of a checkpoint: its step and nonce, on whichever disks its files are."""
+    """One save of a checkpoint: its step and a random name, the nonce, as a step may be saved again.
+
+    Its files may be on one disk or several.
+    """
 
     step: int
     nonce: str

@@ -137,7 +137,10 @@ class CanonicalReader:
             yield Part(reading.into_batch(items or [self._filler]), len(items))
 
     def _any_item(self) -> Any:
-        """Return the item that fillers are made of: the first of any shard, this rank's own first; None without any."""
+        """Return an item for micro-batches without samples: the first of this rank's shards, else of any shard.
+
+        None is returned if all shards are empty.
+        """
         shards = (*self._own, *range(self._reading.dataset.shards))
         return next((item for shard in shards for item in self._opened(shard, range(0))), None)
 

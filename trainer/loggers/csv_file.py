@@ -33,7 +33,7 @@ class CsvLogger(Callback):
     def on_start(self, training: Training) -> None:
         """Open the table and remove rows of steps after the one that the training starts from.
 
-        Raises BadSettings for a file whose first column is not `step`.
+        Raises BadSettings for a file that is no such table.
         """
         self._open(training)
         kept = {step: row for step, row in self._rows.items() if step <= training.step}
@@ -52,7 +52,7 @@ class CsvLogger(Callback):
     def on_test(self, training: Training, values: Values) -> None:
         """Open the table and add the tested values to the row of the tested weights' step.
 
-        Raises BadSettings for a file whose first column is not `step`.
+        Raises BadSettings for a file that is no such table.
         """
         self._open(training)
         self._add(training.step, values)
@@ -60,7 +60,7 @@ class CsvLogger(Callback):
     def _open(self, training: Training) -> None:
         """Open the table on rank 0 and read the rows that are in it; do nothing in a dev run (`fast_dev_run`).
 
-        Raises BadSettings for a file whose first column is not `step`.
+        Raises BadSettings for a file that is no such table.
         """
         self._path = None
         if training.world.is_first and training.settings.fast_dev_run is None:
@@ -69,7 +69,7 @@ class CsvLogger(Callback):
             self._write_or_warn(self._read)
 
     def _read(self, path: Path) -> None:
-        """Read the table, if there is one. Raises BadSettings for a file whose first column is not `step`."""
+        """Read the table, if there is one. Raises BadSettings for a file that is no such table."""
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text() if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last row short, but never the first

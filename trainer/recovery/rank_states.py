@@ -86,7 +86,7 @@ numpy_draws = NumpyDraws()
 
 
 def generator_states() -> GeneratorStates:
-    """Return the current state of all generators."""
+    """Return the current state of the random generators of Python, NumPy, torch and this rank's GPU."""
     return GeneratorStates(random.getstate(), numpy_draws.state(), *torch_state())
 
 
@@ -100,7 +100,7 @@ def torch_state() -> tuple[bytes, bytes]:
 
 
 def restore_generator_states(drawn: GeneratorStates) -> None:
-    """Restore all generators of this process to these states."""
+    """Restore the random generators of Python, NumPy, torch and this rank's GPU to these states."""
     numpy_draws.forget()
     kind, keys, *rest = drawn.numpy
     random.setstate(drawn.python)

@@ -128,11 +128,11 @@ class Replica:
         self._header = Shared(document, _described(self._alike), _described(self._own))
 
     def give(self, agreed: Agreement, world: World) -> None:
-        """Send this rank's stripe (range of bytes) of weights and optimizer to each of the receivers in `agreed`.
+        """Send this rank's state to the ranks in `agreed` that need it (the receivers).
 
-        The rank `agreed.source` sends the state that is the same for all, too. The ranks that have the agreed step call
-        this while the receivers make a ReplicaReader and call `take`. It returns once all is
-        sent. Raises torch's RuntimeError if a rank is gone.
+        All ranks that have the state call it, and each sends its stripe (range of bytes) of weights and optimizer. One
+        of them, the source, also sends the rest, such as buffers. Meanwhile each receiver makes a ReplicaReader and
+        calls `take`. It returns once all is sent. Raises torch's RuntimeError if a rank is gone.
         """
         is_source = world.rank == agreed.source
         alike: dict[tuple[int, ...], list[int]] = {}
@@ -145,7 +145,10 @@ class Replica:
         send([(receivers, own + self._stripe(world.rank, senders)) for senders, receivers in alike.items()], world)
 
     def _stripe(self, rank: int, senders: Sequence[int]) -> list[Tensor]:
-        """Return the pieces of tensors that rank `rank` sends as one of `senders`; an empty list if it is not one."""
+        """Return the pieces of weights and optimizer that rank `rank` sends to a receiver as one of `senders`.
+
+        The list is empty if the rank is not one of them.
+        """
         if rank not in senders:
             return []
         tensors = [*self._alike.values()]

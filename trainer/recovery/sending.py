@@ -52,9 +52,10 @@ class Places:
 
 @contextmanager
 def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
-    """Let process `by`, given by its number, read these contiguous CPU tensors until the context ends.
+    """Permit the process with the pid `by` to read these contiguous CPU tensors until the context ends.
 
-    The tensors must not change in it. Yields their addresses, to be sent to that process.
+    It reads them from this process's memory, so they must not change meanwhile. Yields their addresses, to be sent to
+    it.
     """
     mark = torch.frombuffer(bytearray(secrets.token_bytes(_MARK_BYTES)), dtype=torch.uint8)
     _permit_reading(by)

@@ -119,7 +119,7 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The tensors from which any thread can take a rank's state, even while FSDP has gathered parameters.
+    """The tensors from which any thread can take a rank's state, even while FSDP has gathered whole parameters.
 
     `weights` has this rank's pieces by name, which an update changes in place; `optimizers` has each optimizer with its
     parameters by name.
@@ -163,9 +163,10 @@ def _piece(tensor: Tensor) -> Tensor:
 
 
 def _kept(name: str, value: Any, parameter: Tensor) -> Any:
-    """Return an optimizer's value as a Sharded piece, a tensor or a plain value; nothing is copied.
+    """Return an optimizer's value as it is kept: this rank's piece of a sharded tensor as Sharded, others as they are.
 
-    `name` is its key in the state of `parameter`. Raises CannotHandOver for a tensor that is sharded differently.
+    Nothing is copied. `name` is the value's key in the state of `parameter`. Raises CannotHandOver for a sharded tensor
+    whose shape is not the parameter's.
     """
     if not isinstance(value, Tensor):
         return value

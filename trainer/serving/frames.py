@@ -29,7 +29,7 @@ def frame(message: Any) -> bytes:
 
 
 def length_of(head: bytes) -> int:
-    """Return the length of the body in a frame's header. Raises FrameBroken if it is too large."""
+    """Return the length of the body in a frame's header. Raises FrameBroken if it is more than 1 GiB."""
     (length,) = _LENGTH.unpack(head)
     if length > MOST_BYTES:
         raise FrameBroken(f"a frame of {length} bytes: expected at most {MOST_BYTES}")

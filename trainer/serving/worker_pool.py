@@ -121,10 +121,10 @@ class WorkerPool:
         os._exit(0)
 
     def _do(self, message: dict[str, Any]) -> None:
-        """Execute one command of the server, given as `message["op"]`.
+        """Execute one command of the server, named by `message["op"]`.
 
-        `load` loads a service and checkpoint, `fork` starts a worker, `renew` starts another pool with a new
-        checkpoint, and `become` makes this process itself a worker: it does not return.
+        It is load (a service and its checkpoint), fork (a worker), become (a worker itself, which does not return) or
+        renew (fork another pool, which loads another checkpoint).
         """
         match message["op"]:
             case "load":
@@ -139,7 +139,7 @@ class WorkerPool:
                 self._renew(message)
 
     def _load(self, find: Any, checkpoint: Path) -> None:
-        """Load the service that `find()` returns with its checkpoint, try the example, and report to the server.
+        """Load the service that `find()` returns with its checkpoint, compute its example, and report to the server.
 
         The message has the service's description, or the error.
         """

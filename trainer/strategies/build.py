@@ -299,7 +299,8 @@ def _cut_into_stages(
 ) -> "Pipeline | None":
     """Cut the model into stages, or return None without pipeline parallelism.
 
-    `rows` are this rank's rows of a model on the meta device, `cuts` the interface to cut by measured time.
+    `rows` has, by parameter name, the rows that this rank keeps of a model without data (on the meta device); None for
+    a model with data. `cuts` is the interface to cut by measured time.
     """
     if world.stages == 1:
         return None

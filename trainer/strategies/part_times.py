@@ -48,9 +48,11 @@ def _each(
     casting: Casting,
     recomputed: Collection[nn.Module],
 ) -> Iterator[float]:
-    """Yield the seconds of each part, the median of several passes; the parameters are those of `part_times`.
+    """Yield the seconds of each part's forward and backward pass, the median of several.
 
-    Raises BadSettings if a part cannot be measured.
+    `parts` are (name, module) in order, `sample` is the input of the first and makes the loss after the last, `casting`
+    returns the context of a forward pass, and `recomputed` are the parts with activation checkpointing. Raises
+    BadSettings if a part cannot be measured.
     """
     given = sample.inputs.to(device)
     for place, (name, part) in enumerate(parts):

@@ -89,7 +89,7 @@ def _reader(from_picture: Transform | None) -> Callable[[dict[str, Any]], Tensor
 
 
 def _picture(text: str) -> Image.Image:
-    """Return the picture in base64 text. Raises Rejected if the text has none, or one that is too large."""
+    """Return the picture in base64 text. Raises Rejected for no picture, or one of more than 67 million pixels."""
     try:
         data = base64.b64decode(text, validate=True)
         picture = Image.open(io.BytesIO(data), formats=_FORMATS)

@@ -64,7 +64,7 @@ def tag(one: api.Run, wish: ActionRequest) -> ActionReport:
     """Add and remove the run's tags, and return a report of the tags that it then has; with `wish.dry`, only describe
     the change.
 
-    Raise BadInput for an invalid tag, or for too many.
+    Raise BadInput for a tag that is not one word of at most 63 characters, or for more than 64 tags at once.
     """
     for text in wish.add:
         if not text or len(text) > _LONGEST_TAG or plain(text) != text or text.split() != [text] or "," in text:
@@ -80,7 +80,7 @@ def tag(one: api.Run, wish: ActionRequest) -> ActionReport:
 def note(one: api.Run, wish: ActionRequest) -> ActionReport:
     """Replace the run's note by `wish.text` ("" removes it), and return a report; with `wish.dry`, only describe that.
 
-    Raise BadInput if the note is too long.
+    Raise BadInput for a note of more than 10,000 characters.
     """
     if len(wish.text) > _LONGEST_NOTE:
         raise BadInput(f"a note is at most {_LONGEST_NOTE} characters long, this has {len(wish.text)}")

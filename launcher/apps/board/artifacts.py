@@ -68,7 +68,7 @@ def artifacts(run: RunDir) -> Artifacts:
 def read_artifact(run: RunDir, name: str) -> bytes:
     """Return the content of the file `name`, a path that `artifacts` lists.
 
-    Raise NoSuchRun if it does not exist, and Refused if it is too large to show.
+    Raise NoSuchRun if it does not exist, and Refused if it has more than 16 MiB, too much to show.
     """
     parts = PurePosixPath(name).parts
     if not parts or len(parts) > _MOST_DEEP + 6 or any(part in ("/", "..", ".") or "\0" in part for part in parts):

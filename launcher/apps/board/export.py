@@ -72,7 +72,7 @@ def _view_of(runs: Sequence[api.Run]) -> tuple[str, str]:
 
 
 def _refuse_number(runs: Sequence[api.Run]) -> None:
-    """Raise BadInput if there are no runs, or more than `MOST_RUNS`."""
+    """Raise BadInput if there are no runs, or more than 20, the most that one page shows."""
     if not 1 <= len(runs) <= MOST_RUNS:
         raise BadInput(f"expected 1 to {MOST_RUNS} runs to export, got {len(runs)}")
 

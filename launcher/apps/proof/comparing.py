@@ -134,10 +134,11 @@ def departure_of(step: int, found: Differences, usual: Collection[str] | None) -
 
 
 def decides(place: str) -> bool:
-    """Return whether the state at `place`, a path in a checkpoint that leads to no tensor, affects the training: it
-    belongs to a random generator or to the data's position.
+    """Return whether a difference at `place` would change the training; `place` is the path in a checkpoint of state
+    that is no tensor.
 
-    A user's object need not: it may contain a time, in which no two runs agree.
+    The state of random generators and the position in the data would. A user's object need not: it may contain a time,
+    in which no two runs agree.
     """
     return bool(named_in([place], _DECIDES))
 

@@ -276,7 +276,9 @@ class _Proving:
 
 
 def _too_short(steps: int) -> str:
-    """Return the reason why a training of so many steps is too short to be killed, or "" if it has two or more."""
+    """Return the reason why a training of so many steps cannot be killed between two of them, or "" if it can: it needs
+    at least two.
+    """
     return "" if steps > 1 else f"it reports {steps or 'no'} step{'s'[: steps != 1]}: nothing can be killed in between"
 
 

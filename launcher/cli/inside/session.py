@@ -81,7 +81,7 @@ class _Session:
                 self._visit.send(Resized(window))
 
     def _read(self) -> None:
-        """Send the remote command what was typed, or that the input has ended."""
+        """Read what was typed and send it to the remote command, or tell it that the input has ended."""
         try:
             data = os.read(0, PIECE_BYTES)
         except OSError:  # the terminal is gone

@@ -144,9 +144,10 @@ def bring_newest(run: RunDir, holders: Holders) -> None:
 
 def fetch_to_resume_from(run: RunDir, holders: Holders, bring: Callable[[Held], object]) -> Held | None:
     """Fetch the newest checkpoint that can be had, by calling `bring`, and return it, or None if no machine has one.
-    Raise NotTransferred if none that is found can be fetched, and Unreachable as `report_if_older` does.
 
-    The best one is fetched too; a failure of that is only reported to the user.
+    Raise NotTransferred if none that is found can be fetched. Raise Unreachable if there is none although a machine
+    that does not answer may have one, unless a user has allowed to begin without. The best one is fetched too; a
+    failure of that is only reported to the user.
     """
     brought = first_that_comes(holders.newest_first(), bring, _report_passed_over)
     newest = brought[0] if brought is not None else None

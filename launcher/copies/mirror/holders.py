@@ -32,8 +32,8 @@ class CheckpointHolder(Protocol):
         """Return which files of each checkpoint this machine has."""
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
-        """Call `take` with the bytes of the file as they arrive, and return its result; an empty name stands for the
-        manifest.
+        """Call `take` with the bytes of the file `name` of the checkpoint `wanted` as they arrive, and return its
+        result; an empty name stands for the manifest.
         """
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:

@@ -1,6 +1,6 @@
 """Serve one request about the ranks of a node, on that node: `python -m launcher.programs visit RUN_DIR ATTEMPT NODE`.
 A visitor is the `launch` command that asks. DUMP_SIGNAL is the signal upon which a rank writes its Python stacks into
-its log.
+its log. A zygote is a process that has imported torch and forks the node's ranks.
 
 The process answers one question and ends with the answer or when the visitor disconnects. The only permission that it
 needs is being started as this user.

@@ -1,5 +1,6 @@
 """The agent's end of the zygote, a process that has imported torch and forks ranks: start it and request forks from it.
-The other end is zygote.py.
+The other end is zygote.py. Its standby is a fork of it with all imports done, which replaces it when it dies, and which
+can become the next agent when the agent dies.
 """
 
 import asyncio

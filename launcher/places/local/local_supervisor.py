@@ -1,5 +1,5 @@
 """The supervisor of a local run: one small process that is the parent of all agents of an attempt, and opens the next
-attempt.
+attempt. An attempt is one start of the run, and its intent the record that is written before anything is started.
 
 A submitter that dies closes the pipe GO_FD. The supervisor then checks whether the attempt's intent is on disk, and if
 so runs the attempt. From the moment a run exists it therefore has exactly one supervisor; before that, a supervisor

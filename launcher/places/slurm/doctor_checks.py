@@ -203,8 +203,8 @@ def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
 
 
 def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None) -> Finding:
-    """Return the finding about accounting, a warning if sacct shows nothing. `kept` is the configuration's value (None
-    if not shown), `said` sacct's error or "" if it answers.
+    """Return the finding about accounting, a warning if sacct shows nothing. `kept` is whether Slurm's configuration
+    has accounting on (None if not shown), `said` sacct's error or "" if it answers.
 
     `min_job_age_s` is for how long Slurm itself shows ended jobs, None if it does not show that.
     """

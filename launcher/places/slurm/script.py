@@ -1,4 +1,5 @@
-"""Build a run's batch script: sbatch's options, derived from the plan, and the one command to run. Pure functions.
+"""Build a run's batch script: sbatch's options, derived from the plan, and the one command to run. Pure functions. A
+spare is a node beyond those that the run needs.
 
 submitit renders the script; nothing else of submitit goes into the job: no pickle, no handler, no state.
 """

@@ -100,7 +100,9 @@ class SshCluster(Place):
         self.prepare(plan).start(attempt)
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Hand over attempts whose submitter was killed, and ask lost hosts to come back."""
+        """Hand over attempts whose submitter was killed, and ask hosts that have no supervisor any more to take part
+        again.
+        """
         attempts = [(run, attempt) for run, attempt in attempts if run.whole == run]
         left = [(run, attempt) for run, attempt in attempts if is_open(run, attempt)]
         if left:

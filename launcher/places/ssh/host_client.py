@@ -112,8 +112,9 @@ class HostClient:
     def ask_with_bytes(
         self, request: Request, kind: type[T], most: int, limit_s: float | None = None
     ) -> tuple[T, bytes]:
-        """Return (the answer of type `kind`, at most `most` bytes that follow it); limits and
-        errors are as for `ask`.
+        """Return (the answer of type `kind`, at most `most` bytes that follow it).
+
+        Raise the error that the host reports, or Unreachable if no answer comes in time.
         """
         within_s = limit_s or self.limits.answer_s
         return self._with_right_version(lambda server: server.ask_with_bytes(request, kind, most, timeout_s=within_s))

@@ -207,7 +207,9 @@ class PassOnCancel(OfRun, frozen=True, tag="pass_on_cancel"):
 
 
 class ComeBack(OfRun, frozen=True, tag="come_back"):
-    """Start a missing supervisor again, as the run continues without this host. → why not, or "" if it was started"""
+    """Start this run's supervisor on the host again, as it was lost and the run continues on the other hosts. → why
+    not, or "" if it was started
+    """
 
 
 class Tidy(msgspec.Struct, frozen=True, tag="tidy"):

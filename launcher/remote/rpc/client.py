@@ -136,9 +136,9 @@ class RpcClient(ClosedAtTheEnd):
         return cast("T", value)
 
     def ask(self, request: object, kind: type[T], *, contents: Iterable[bytes] = (), timeout_s: float) -> T:
-        """Send a request, followed by the bytes in `contents`, and return its answer, decoded as `kind`. Raise Silent
-        after `timeout_s`, Unreachable if the connection ends, Garbled for a malformed answer, and the error that the
-        program reports.
+        """Send a request, followed by the bytes in `contents`, and return its answer, decoded as `kind`. Raise the
+        error that the program reports, Silent after `timeout_s` without an answer, Unreachable if the connection ends,
+        or Garbled for a malformed answer.
         """
         return self.ask_with_bytes(request, kind, 0, contents=contents, timeout_s=timeout_s)[0]
 
@@ -148,8 +148,8 @@ class RpcClient(ClosedAtTheEnd):
         """Send a request, followed by the bytes in `contents`; return (its answer, decoded as `kind`, the bytes that
         follow the answer, at most `most`).
 
-        The answer may take `timeout_s`, and each mebibyte of the bytes a minute; then raise Silent. Raise Unreachable
-        if the connection ends, Garbled for a malformed answer, and the error that the program reports.
+        The answer may take `timeout_s`, and each mebibyte of the bytes a minute. Raise the error that the program
+        reports, Silent after that time, Unreachable if the connection ends, or Garbled for a malformed answer.
         """
         self.send(request, contents)
         answer = self.receive(kind, time.monotonic() + timeout_s, most=most)
@@ -269,10 +269,12 @@ def started(
     login: RemoteProgram, word: str, without: Collection[str] = (), *, compress: bool = False
 ) -> tuple[Line | None, Running]:
     """Start the program on the login node with the argument `word`; return (a connection to close once the program has
-    ended, the program). The connection is None for the openssh transport, where ssh opens one for this program alone.
+    ended, the program).
 
-    Variables named in `without` are kept from ssh. With `compress` the connection is compressed, by openssh only.
-    Raise Unreachable if paramiko cannot log in; with openssh a login that fails shows as the program's end.
+    The connection is None for the openssh transport, where ssh opens one for this program alone. Variables named in
+    `without` are kept from ssh. With `compress` the connection is compressed, by openssh only. If the login node cannot
+    be reached or logged in to, paramiko raises an Unreachable; with openssh the program then seems to have ended at
+    once.
     """
     line = f"{remote_program(login.launch)} {word}"
     if login.transport == "paramiko":

@@ -130,7 +130,7 @@ class Token:
 
 
 def _there(chosen: Sequence[Made]) -> tuple[Made, ...]:
-    """Return those of the chosen runs whose folders exist."""
+    """Return those of `chosen`, the runs that a request was to create, whose folders exist."""
     return tuple(one for one in chosen if Path(one.path).is_dir())
 
 

@@ -103,7 +103,7 @@ def bytes_of(files: Iterable[FileEntry]) -> int:
 
 
 def greeting() -> bytes:
-    """Return the greeting that this process sends, as a line."""
+    """Return the greeting that this process sends, as a line: the versions of the protocol and of the launcher."""
     return _MARK + encoded(Greeting(WIRE, VERSION))
 
 

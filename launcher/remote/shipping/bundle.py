@@ -30,7 +30,7 @@ def own_tag() -> str:
 
 @cache
 def digest(tag: str) -> str:
-    """Return the digest of the bundle for hosts with this tag, such as `cpython-312-x86_64-glibc`."""
+    """Return the digest of the bundle for hosts with this tag (Python version, processor, C library)."""
     whole = hashlib.sha256(tag.encode())
     for name, path in _files(tag):
         content = path.read_bytes()
@@ -39,7 +39,7 @@ def digest(tag: str) -> str:
 
 
 def archive(tag: str) -> bytes:
-    """Return the bundle for hosts with this tag, such as `cpython-312-x86_64-glibc`, as a compressed archive, which is
+    """Return the bundle as a compressed archive, for hosts with this tag (Python version, processor, C library). It is
     made once for all hosts that ask for it at the same time.
     """
     with _making:
@@ -48,7 +48,7 @@ def archive(tag: str) -> bytes:
 
 @cache
 def _archive(tag: str) -> bytes:
-    """Return the bundle for hosts with this tag, such as `cpython-312-x86_64-glibc`, as a compressed archive."""
+    """Return the bundle as a compressed archive, for hosts with this tag (Python version, processor, C library)."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as tar:
         for name, path in _files(tag):

@@ -211,8 +211,8 @@ def _own(root: Mapping, name: str) -> Mapping:
 
 
 def _with_full_key(root: Mapping, problem: Problem) -> Problem:
-    """Return the problem, whose key begins with a step's name, with the key at which the user wrote the option: below
-    `steps`, or without the name for an option beside `steps`.
+    """Return the problem with its key as the user wrote it. `train.run.script` becomes `steps.train.run.script`, or
+    `run.script` if the option is beside `steps` and not in the step.
     """
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries

@@ -81,8 +81,8 @@ def _of_roles(number: int, glance: Glance, most: int, at: float) -> Iterator[Mes
     """Yield, for each role other than the main one, the message that it was restarted more than `most` times, or None
     if it was not.
 
-    While the run goes on, yield the message that a role has failed, too. `number` is the attempt that a user last
-    submitted or resumed; `at` is the time of the messages.
+    If the run goes on although such a role has failed, yield the message of that, too. `number` is the attempt that a
+    user last submitted or resumed; `at` is the time of the messages.
     """
     for name, of_role in glance.roles.items():
         if of_role.state is None:

@@ -55,7 +55,9 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """Return the lines between the title and the end of the log: failure, numbers, restarts, next command."""
+        """Return the text below the title and above the lines of the log: the summary, the newest step and metrics, the
+        restarts, and what to do next.
+        """
         at = f" at {self.where}" if self.where and self.where not in self.summary else ""
         words = [f"{self.summary}{at}" if self.summary else "", self._numbers(), self._restarted()]
         return [*(plain(line) for line in words if line), *([f"next: {plain(self.next)}"] if self.next else [])]

@@ -219,9 +219,10 @@ class Sender:
 
 
 def _first_role(run: RunDir, number: int) -> str:
-    """Return the name of the run's main role, if the run ends only once all its roles have ended.
+    """Return the name of the role whose records are in the run's own folder, if the run has other roles and ends only
+    once all have ended.
 
-    Return "" otherwise, or if the plan cannot be read.
+    Its messages then name it, as those of the other roles do. Return "" otherwise, or if the plan cannot be read.
     """
     try:
         plan = read_plan(run, number)

@@ -39,7 +39,7 @@ class SmtpOptions(Struct, frozen=True):
     user: str | None = None
     password: Secret | None = None
     sender: str | None = None  # `from:`
-    tls: str = "auto"  # as in MailServer
+    tls: str = "auto"  # auto: TLS on port 465, else STARTTLS if the server offers it or a password requires it
 
 
 class NotifySettings(Struct, frozen=True):

@@ -131,7 +131,7 @@ def occupancy(table: str | None = None) -> Occupancy:
 
 
 def lock_name(gpu: str) -> str:
-    """Return the socket name that locks a GPU."""
+    """Return the name of the abstract unix socket that a process binds to lock a GPU."""
     return f"launch/{GPU}/{gpu}"
 
 

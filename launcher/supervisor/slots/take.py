@@ -136,8 +136,8 @@ class Slots:
     def _before(self, seen: Occupancy) -> int:
         """Return how many waiters are served before this run.
 
-        A waiter announces its time of arrival itself, which may be wrong. So one that claims to have come earlier
-        counts only if this run saw it within its own first minute in the queue.
+        Waiters announce their own time of arrival, which may be false. So a claim to have come earlier counts only if
+        it was seen within the first minute after this run came.
         """
         mine, ahead = self._waiter, seen.before(self._waiter)
         if self._came_at is None or time.monotonic() < self._came_at + _LATE_S:

@@ -139,7 +139,9 @@ def watched_for_drains(
 
 
 def _watch(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float, over: threading.Event) -> None:
-    """Ask the scheduler for drained nodes every `look_s` seconds, until `over` is set."""
+    """Ask the scheduler every `look_s` seconds for nodes that it drains, and have ranks moved off them, until `over` is
+    set.
+    """
     told = set[int]()
     while not over.wait(look_s):
         told |= move_off_drained_nodes(queue, attempt, plan, told)

@@ -120,8 +120,9 @@ class NextJob:
         return fate
 
     def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Exclusion]) -> AttemptEnd:
-        """Return the end `end` with its true cause, judged by what the scheduler does with the job (`fate`): if it
-        ended the tasks on nodes that fell silent (`lost`), these nodes are not lost.
+        """Return `end` with its true cause, and write it so: if nodes fell silent (`lost`) because the scheduler ended
+        what ran on them, as `fate` shows and none of them is down, the cause is not a lost node but, for instance, a
+        preemption.
         """
         cause = _TAKEN_AS.get(fate)
         if end.cause is not Cause.NODE_LOST or cause is None or self._any_is_down(lost):
@@ -187,7 +188,8 @@ class NextJob:
     def _requeue(self) -> str:
         """Requeue the job; return why that failed, or "".
 
-        A controller that was suspended may have requeued it all the same, and would refuse a second request.
+        If the controller does not answer, see whether it has requeued the job all the same before asking again, because
+        it would refuse a second request.
         """
         while True:
             try:

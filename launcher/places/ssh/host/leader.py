@@ -1,4 +1,6 @@
-"""The leader's part of an attempt: the coordinator's agent, the records for all, and the attempt that follows."""
+"""The leader's part of an attempt: the coordinator's agent, the records for all, and the attempt that follows. The
+leader is the host of a pool whose coordinator decides on restarts, and the voters are the hosts that elect it.
+"""
 
 import threading
 import time

@@ -1,4 +1,5 @@
-"""Keep the leader's records on every host, so that any of them can report on the run and take it over.
+"""Keep the leader's records on every host, so that any of them can report on the run and take it over. The leader is
+the host whose coordinator decides on restarts, and the voters are the hosts that elect it.
 
 The leader sends what is new twice a second, and at once when its coordinator sets an event; hosts that share its
 disk have them anyway. A record that is damaged on its disk is not sent, so the others keep the one before; of the
@@ -345,7 +346,7 @@ class RecordReplicator:
         return held_by_half([self._bytes_of(number, name) for number in self._voters])
 
     def _bytes_of(self, number: int, name: str) -> int:
-        """Return how many bytes of this history host `number` has confirmed."""
+        """Return how many bytes of the event file `name` the host with this number has confirmed to have."""
         at = self._sent[number].get(f"{name} bytes", 0)
         if not isinstance(at, int):
             raise TypeError("expected a number of bytes")

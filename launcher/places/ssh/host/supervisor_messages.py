@@ -85,7 +85,9 @@ class RecordsSaid(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpeningSaid(msgspec.Struct, frozen=True, array_like=True):
-    """An attempt with its leader and its voters, as in `Opening` of `quorum/core.py`."""
+    """The first entry of an attempt in a message: the attempt's number, its leader, and the hosts that vote during it,
+    as indices.
+    """
 
     attempt: Number
     leader: Number
@@ -101,7 +103,9 @@ class Vote(msgspec.Struct, frozen=True, tag="vote", tag_field="t"):
 
 
 class OpenAttempt(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
-    """The next attempt. Each host derives its token and plan from the secret and the plan that it got over SSH."""
+    """The next attempt. Each host derives the attempt's token and plan from the secret and the plan that it got over
+    SSH.
+    """
 
     attempt: Number
     node: Number  # of the leader

@@ -1,4 +1,5 @@
-"""Apply the rules of a pool's quorum on one host: pure, with time as a value. README.md numbers the rules.
+"""Apply the rules of a pool's quorum on one host: pure, with time as a value. README.md numbers the rules. The quorum
+decides which host leads a run; a voter is a host that has a vote in the present attempt.
 
 It is Raft with attempts in the place of terms: `Voter` is what a host has on its disk, the messages are what hosts
 exchange, and every method says what follows. Whoever calls them writes a changed `Voter` to disk, fsynced, before it
