@@ -71,8 +71,17 @@ USED = {
         ("trainer/world.py", "_world"),
     },
 }
-# Python's own: documented in spite of their names, but for the last two.
-OF_PYTHON = {"_exit", "_current_frames", "_fields", "_getframe", "_replace", "_clear", "_run_module_as_main"}
+# Python's own: documented in spite of their names, but for the last three.
+OF_PYTHON = {
+    "_exit",
+    "_current_frames",
+    "_fields",
+    "_getframe",
+    "_replace",
+    "_clear",
+    "_run_module_as_main",
+    "_shutdown",
+}
 
 
 def is_private(name):
