@@ -80,7 +80,10 @@ class Votes:
         self._interval = 1
 
     def due(self, step: int) -> bool:
-        """Return whether all ranks vote after this step; the result is the same on all ranks."""
+        """Return whether all ranks vote after this step; the result is the same on all ranks.
+
+        Each vote decides after how many steps the next one comes.
+        """
         return self._group is None or self._next_step is None or step >= self._next_step
 
     def vote(self, step: int, flags: Sequence[bool]) -> list[bool]:

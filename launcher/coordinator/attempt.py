@@ -48,7 +48,7 @@ class Closing:
     graceful: bool  # the attempt ends with this generation
     grace_s: float  # the seconds that ranks have to save before they are killed
     waits: set[int]  # nodes that have not yet answered that the generation's processes have ended
-    gives_up_at: float
+    gives_up_at: float  # when nodes that have not answered are excluded
 
 
 @dataclass(slots=True)
@@ -59,14 +59,14 @@ class Joining:
     newcomers: set[int]  # its members that are not in the open generation
     after: int  # the number of the open generation
     began_at: float
-    gives_up_at: float
+    gives_up_at: float  # when the new ranks are stopped if they are not ready
 
 
 @dataclass(slots=True)
 class Awaited:
     """A wait, until `until`, for absent nodes, which may have a complete checkpoint that no present node has."""
 
-    verdict: Verdict
+    verdict: Verdict  # why no checkpoint can be loaded
     here: set[int]  # nodes that were present when the wait began; none of them has a complete checkpoint
     until: float
 

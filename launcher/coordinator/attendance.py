@@ -1,6 +1,6 @@
 """Track which agents have joined, fallen silent, returned or been lost, and what that means for their ranks. A
-generation is one set of ranks that train together. An agent's lease is how long it counts as alive without a heartbeat,
-which renews it.
+generation is one set of ranks that train together. An agent is the launcher's process on a node; its lease is how long
+it counts as alive without a heartbeat, which renews it.
 """
 
 from collections.abc import Iterator
@@ -153,8 +153,8 @@ class Attendance:
         return self._loss(node, f"the agent that node {node.index} had before is gone: {evidence}", evidence, held)
 
     def _loss(self, node: KnownNode, text: str, evidence: str, held: int) -> Loss:
-        """Record the event `agent_lost` and return the loss; `held` is the generation of the agent's ranks, 0
-        for none.
+        """Record the event `agent_lost` with the sentence `text`, and return the loss. `evidence` says what shows that
+        the agent is gone, and `held` is the generation of the agent's ranks (0: it has none).
         """
         self._ledger.record("agent_lost", text, node=node.index, cause=Cause.NODE_LOST, evidence=evidence)
         return Loss(node.index, held, text, evidence)

@@ -112,12 +112,14 @@ def foretells_stop(end: RankExit) -> bool:
 
 
 def is_by_itself(end: RankExit) -> bool:
-    """Return whether the rank failed on its own, not because another rank was lost."""
+    """Return whether the rank failed by itself, and not because its connection to another rank did (COMMUNICATION)."""
     return failed(end) and classify(end) is not Cause.COMMUNICATION
 
 
 def error_kind(end: RankExit) -> ErrorKind:
-    """Return the kind of a user error; the recovery policy decides by the kind whether a restart could help."""
+    """Return the kind of a user error: by the type of the exception, passing, a missing module or any other; without
+    one, by the exit code. The recovery policy decides by the kind whether a restart could help.
+    """
     names = {_type_name(one.line) for one in end.raised or (Raised(end.error or ""),)} - {""}
     if names & PASSING:
         return ErrorKind.PASSING

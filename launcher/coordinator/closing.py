@@ -1,5 +1,5 @@
 """Close a generation (one set of ranks that train together): end all its processes, then let the recovery policy choose
-what follows. Its members are the nodes with its ranks.
+what follows. Its members are the nodes with its ranks. An attempt is one batch job, or one start on a pool's hosts.
 """
 
 from collections.abc import Collection
@@ -155,8 +155,8 @@ class Aftermath:
             self._gather_anew(decision.delay_s)
 
     def _warm_because(self) -> str:
-        """Return why all ranks are replaced although some could have stayed, as the end of a sentence, and clear that
-        reason. Return "" if there is none, or if `recovery.mode` is `auto`.
+        """Return why all ranks are replaced although some could have stayed in their processes, as the end of a
+        sentence: `, warm because ...`. Forget the reason. Return "" if there is none, or if `recovery.mode` is `auto`.
         """
         why, self._attempt.warm_because = self._attempt.warm_because, ""
         return f", warm because {why}" if why and self._attempt.rules.mode != "auto" else ""

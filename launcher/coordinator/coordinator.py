@@ -1,5 +1,6 @@
 """The coordinator: a pure state machine over (event, now) that decides generations. No clock, no socket, no disk. A
-generation is one set of ranks that train together; another follows each failure or change of nodes.
+generation is one set of ranks that train together; another follows each failure or change of nodes. An agent is the
+launcher's process on a node.
 
     WAITING ──enough nodes, delay over──► STARTING ──all Started──► RUNNING ──all ranks finished──► OVER
        ▲                                     │                         │

@@ -95,7 +95,9 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Return True if every rank has done all its work."""
+        """Return True if every rank has ended with its work done: it reported so, or exited with 0 without being asked
+        to stop.
+        """
         return self._finished == len(self.ranks)
 
     @property

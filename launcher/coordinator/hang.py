@@ -1,6 +1,6 @@
 """Find the rank that keeps the others waiting in a hang, from what every rank was doing. Pure functions. A look
 (RankLook) is the record of what one rank was doing when it was inspected; a wait (_Wait) is a collective in which some
-ranks of a group wait for others.
+ranks of a group wait for others. A verdict (HangVerdict) says which ranks are at fault, where in the code and why.
 
 The collectives of a group are numbered alike on all its ranks. A rank waits in one that it has entered and not left. Of
 the ranks that have not entered it, those that wait for nothing else are at fault; if all of them wait elsewhere, ranks

@@ -1,6 +1,7 @@
 """Ask what all ranks are doing once they are silent for longer than their own steps explain, and act on it. Pure. A
 generation is one set of ranks that train together. Every time `mono` is by the coordinator's monotonic clock. A look
-(RankLook) is the record of what one rank was doing.
+(RankLook) is the record of what one rank was doing. A verdict is the conclusion from these, which names the ranks at
+fault.
 
 silent ─► Look to every node ─► Looked by each rank, or time is up ─► judged ─► shown in the run's status
                                                                      └─► ends the generation, where that is certain,
@@ -101,13 +102,15 @@ class Inquiry:
                 self._awaited.discard(rank.number)
 
     def end(self) -> None:
-        """Have `check` inspect all ranks a last time and then close the generation for a hang of its frozen or silent
-        ranks.
+        """Have `check` inspect all ranks a last time, and then close the generation as hung. The caller has found that
+        ranks were silent for longer than the spec allows.
         """
         self._ends = True
 
     def check(self) -> None:
-        """Inspect all ranks, or judge their answers, whichever is due; call it on every event while all ranks run."""
+        """Ask all ranks what they do if they have been silent for suspiciously long, or judge their answers once all
+        have come or time is up. Call it on every event while all ranks run.
+        """
         attempt, mono = self._attempt, self._attempt.mono
         if attempt.rules.hang_after_s is None:
             return
@@ -191,7 +194,9 @@ class Inquiry:
                 attempt.ledger.send(index, messages.Look(attempt.current.number, self._number))
 
     def _conclude(self, mono: float) -> None:
-        """Judge the answers, show the verdict in the run's status, and close the generation if it certainly hangs."""
+        """Judge the answers and show the verdict in the run's status. Close the generation if ranks were silent for as
+        long as the spec allows, or, where the spec permits to end hangs early, if waiting longer cannot help.
+        """
         attempt, generation = self._attempt, self._attempt.current
         self._asked_at = None
         looks = [

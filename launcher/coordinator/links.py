@@ -1,6 +1,6 @@
 """Measure the links between nodes before ranks start and after a failure, for `recovery.health`. The pairs of nodes to
 measure are divided into turns: in a turn each node is in one pair at most, so that all pairs of a turn are measured at
-once.
+once. An agent is the launcher's process on a node.
 
 One node of each pair in a turn gets CheckLink and answers LinkSeen; then the next turn follows. A node that looks slow
 is measured a second time before it is excluded, as after a failed device check. Then ranks start.
@@ -75,8 +75,8 @@ class Links:
     def are_known(self, choose: Callable[[], Sequence[int]]) -> bool:
         """Return whether ranks may start, as far as links matter, on the nodes that `choose` returns.
 
-        Return False while links are being measured, and after a node was excluded for slow links. It is asked on every
-        event, so nodes are chosen only where that matters.
+        Return False while links are being measured, and after a node was excluded for slow links. This is called on
+        every event, so `choose` is called only if links are measured at all and no measurement is under way.
         """
         attempt = self._attempt
         if not attempt.rules.health or len(attempt.plan.nodes) < 2:

@@ -1,6 +1,7 @@
 """The nodes of an attempt as the coordinator sees them: connected, lost or unknown, and until when each lease lasts. A
 generation is one set of ranks that train together. Every time `mono` is by the coordinator's monotonic clock. A voter
-takes part in electing the leader, the host whose coordinator runs the attempt.
+takes part in electing the leader, the host whose coordinator runs the attempt. An agent is the launcher's process on a
+node.
 """
 
 from collections.abc import Collection, Iterator
@@ -35,7 +36,7 @@ class KnownNode:
     spare: bool  # it is beyond the nodes that the run needs, and has no ranks at first
     host: str = ""  # the cluster's name of the machine, if it has one
     votes_only: bool = False  # its host belongs to another role and only votes: it never has ranks of this plan
-    link: Presence = Presence.ABSENT
+    link: Presence = Presence.ABSENT  # whether its agent is connected
     process: ProcessId | None = None  # its newest agent
     ready: bool = False  # everything that has to precede its first rank, such as imports, is done
     preparing: str = ""  # the work that it has to complete before it is ready, such as an import
@@ -89,7 +90,7 @@ class KnownNode:
     @property
     def usable(self) -> bool:
         """Return True if ranks can be started on the node now: its agent is connected and ready, it is neither left out
-        nor about to leave, and no earlier ranks or agent may still run there.
+        (faulty, drained or another role's) nor about to leave, and no earlier ranks or agent may still run there.
         """
         return (
             self.link is Presence.UP

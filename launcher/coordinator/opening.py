@@ -133,15 +133,16 @@ def copies_in_memory(plan: Plan, members: Sequence[KnownNode]) -> Search:
 
 
 def silence_of(attempt: Attempt) -> Silence:
-    """Return the limits on how long ranks may be silent."""
+    """Return the spec's limits on how long a rank may report and print nothing: before its first report and after it."""
     return Silence(attempt.rules.hang_after_s, attempt.rules.hang_at_start_s)
 
 
 def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNode]:
-    """Return `usable` without the nodes that are moving, suspect, slow or importing, the worst left out first. If fewer
-    than `most` nodes, the number wanted, would remain, leave out fewer.
+    """Return `usable` without nodes that have a drawback: their ranks are to be moved away, their disk or a start of a
+    rank on them has failed, they are slow, or they still import modules. The worst are left out first.
 
-    Node `head`, which coordinates, is always kept.
+    If fewer than `most` nodes, the number wanted, would remain, leave out fewer. Node `head`, which coordinates, is
+    always kept.
     """
 
     def drawbacks(node: KnownNode) -> tuple[bool, float, bool, bool]:

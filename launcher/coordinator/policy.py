@@ -1,5 +1,6 @@
 """Choose what follows a failure from its cause, the history and the budgets (`Recovery` in `spec/model.py`). Pure. A
-generation is one set of ranks that train together; the past (`past`) is the run's earlier failures, oldest first.
+generation is one set of ranks that train together; the past (`past`) is the run's earlier failures, oldest first. An
+attempt is one batch job, or one start on a pool's hosts.
 
 The history is all events of all attempts in order. Only three kinds matter here: "failure" (each led to a restart, or
 nothing would follow it), "explained" (its cause was another one) and "resumed" (a user resumed the run, which resets

@@ -1,5 +1,6 @@
 """Run the coordinator on node 0: the sockets, timers and record writer around the pure state machine. In a pool of SSH
-hosts, the voters are those hosts that take part in electing the leader, whose coordinator this is.
+hosts, the voters are those hosts that take part in electing the leader, whose coordinator this is. An agent is the
+launcher's process on a node.
 
 In a pool it holds a restart back until half of the voters have the record of the failure that it follows.
 """

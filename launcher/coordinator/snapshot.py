@@ -53,9 +53,10 @@ def run_state(
     now: Now,
     end: AttemptEnd | None,
 ) -> RunState:
-    """Return the record for `state.json` from the open or newest generation, if there is one.
+    """Return the record for `state.json`, with the ranks of the newest `generation` (None: none was opened yet).
 
-    With `stopping`, live ranks are shown as stopping. `end` says how the attempt ended, and is None before that.
+    `standing` has the attempt's state, and `pace` the progress of the training. With `stopping`, live ranks are shown
+    as stopping. `end` says how the attempt ended, and is None before that.
     """
     over = end is not None and end.state.ended
     first = None if plan.coordinator else nodes[plan.nodes[0].index].process  # else that of another machine
@@ -99,7 +100,9 @@ def run_state(
 
 
 def _loads(nodes: NodeTable, generation: Generation | None) -> Iterator[NodeLoad]:
-    """Yield the load of each connected node, reduced to those of its ranks that are live."""
+    """Yield the last load that each connected node reported: what the machine and its ranks use, without ranks that
+    have ended.
+    """
     for node in nodes:
         if node.load is None or node.link is not Presence.UP:
             continue
@@ -149,14 +152,16 @@ def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> N
         node.holds == generation.number or (over and bool(generation.of_node(node.index)))
     )
     ranks = tuple(rank.number for rank in generation.of_node(node.index)) if generation is not None and member else ()
-    word = _node_word(node, member, generation is not None)
+    word = _state_name(node, member, generation is not None)
     return NodeState(node.index, node.address, word, ranks, node.host, node.fault if node.unfit else "")
 
 
-def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
-    """Return the state of a node as one of `unfit`, `lost`, `unknown`, `up`, `drained`, `spare`, `waiting`.
+def _state_name(node: KnownNode, member: bool, begun: bool) -> str:
+    """Return the state of a node, the first that holds: `unfit`; `lost`, also if it was excluded as faulty; `unknown`
+    if it does not answer; `up` with ranks of the generation (`member`) or only a vote; `drained`; `spare`; else
+    `waiting`.
 
-    `member` says that the node has ranks of the generation, `begun` that a generation was opened.
+    A node without ranks is a spare once a generation was opened (`begun`).
     """
     if node.unfit:
         return "unfit"

@@ -30,7 +30,9 @@ class NodeClock(NamedTuple):
 
 
 class Stragglers:
-    """The part of the coordinator that asks all ranks at intervals when they entered their newest collectives."""
+    """The part of the coordinator that asks all ranks every minute when they entered their newest collectives, and
+    records in the attempt's state which rank was last.
+    """
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -87,8 +89,8 @@ def clock_of(message: messages.Entered, sent_at: float, received_at: float) -> N
 
 
 def last_rank(times: Times, clocks: Mapping[int, NodeClock]) -> LastRank | None:
-    """Return the rank for which the others of its group wait far longer than for any other rank, or None if no rank
-    stands out.
+    """Return the rank for which the others of its group wait at least twice as long as for any other rank, or None if
+    there is no such rank.
 
     `times` has, for each rank, when it entered its newest collectives by its node's clock, and `clocks` the clock of
     each node.

@@ -88,7 +88,7 @@ def likeliest(reported: ExceptionReport | None, recorded: ExceptionReport | None
 
 
 def _bare(line: str) -> str:
-    """Return the line with the module of its exception type removed."""
+    """Return the line with the module of its exception type removed: `ReadTimeout: x` for `requests.ReadTimeout: x`."""
     kind, colon, text = line.partition(":")
     return kind.rpartition(".")[2] + colon + text.rstrip()
 

@@ -1,5 +1,6 @@
 """Describe why a generation is closed or cannot be opened, for the user and for the recovery policy. A generation is
-one set of ranks that train together.
+one set of ranks that train together. A Verdict is that reason: its cause, the rank and node, and a sentence for the
+user.
 """
 
 from collections.abc import Sequence

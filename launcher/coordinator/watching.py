@@ -1,5 +1,5 @@
 """Watch the open generation, the set of ranks that train together now: handle what its nodes report, and act on what is
-overdue. Its members are the nodes with those ranks.
+overdue. Its members are the nodes with those ranks. An agent is the launcher's process on a node.
 """
 
 from collections.abc import Sequence
@@ -139,8 +139,8 @@ class Watch:
     # -- running
 
     def lost(self, found: Verdict) -> None:
-        """Handle the loss of a member of the generation, for the cause in `found`: continue in place, or close the
-        generation.
+        """Handle the loss of a member of the generation, for the cause in `found`: let the other ranks continue in
+        their processes if the recovery mode and their state permit it, else close the generation.
         """
         attempt = self._attempt
         attempt.lost = found
@@ -175,7 +175,9 @@ class Watch:
             self._closer.close(found)
 
     def _heartbeat(self, heartbeat: messages.Heartbeat) -> None:
-        """Update the open generation from a node's heartbeat."""
+        """Record a node's heartbeat: what it uses, its ranks' progress, and how much of a checkpoint it has fetched.
+        Ask all ranks what they do if they seem to hang.
+        """
         attempt = self._attempt
         if heartbeat.load is not None:
             attempt.nodes[heartbeat.node].load = heartbeat.load
@@ -248,7 +250,7 @@ class Watch:
             self._inquiry.end()
 
     def _is_fresh(self, node: KnownNode) -> bool:
-        """Return whether the node is reachable and its last heartbeat is at most `fresh_s` old."""
+        """Return whether the node is reachable and its last heartbeat is at most `fresh_s` seconds old."""
         return node.is_reachable and node.heard_at >= self._attempt.mono - fresh_s(self._attempt.plan)
 
     # -- ending

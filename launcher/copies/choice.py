@@ -41,8 +41,8 @@ def choose(
     from some node; the choice's `save` is None if there is none. `members` are the numbers of the nodes that load it.
 
     A draft counts if another node has committed the same checkpoint; one that no node has committed does not exist. A
-    newer, incomplete one is hopeless only if every node that may have files has answered and no other can join
-    (`all_here`).
+    newer, incomplete one is `hopeless`, to be set aside, only if every node that may have files has answered and no
+    other can join (`all_here`).
     """
     saves = _saves(inventories, kind)
     chosen = next((found for found in reversed(saves) if found.whole), None)

@@ -178,7 +178,9 @@ def _make_private(path: Path) -> bool:
 
 
 def sweep(memory: Path = MEMORY) -> list[Path]:
-    """Remove memory folders that no run uses any more, and return their paths."""
+    """Remove memory folders whose agent is dead and whose run has ended, was deleted or has lost its supervisor, so
+    that no later attempt starts by itself; return their paths.
+    """
     found = [tier.path for owner, tier in owned(memory) if _is_abandoned(owner)]
     for path in found:
         remove_folder(path)

@@ -60,7 +60,9 @@ class Snapshots(ReplicaFiles):
         self._path = folder
 
     def whole(self, names: Collection[str]) -> list[Held]:
-        """Return the snapshots that are complete and hold exactly the files `names`, oldest first."""
+        """Return those snapshots (a Held lists the files of one) that are complete and consist of exactly the files
+        `names`, oldest first.
+        """
         return whole(self.list(), names)
 
     def delete_conflicting(self, save: Save) -> None:
@@ -79,7 +81,9 @@ class Snapshots(ReplicaFiles):
 
 
 def whole(listed: Collection[Held], names: Collection[str]) -> list[Held]:
-    """Return those of the listed snapshots that are complete and hold exactly the files `names`, oldest first."""
+    """Return those of the listed snapshots (a Held lists the files of one) that are complete and consist of exactly the
+    files `names`, oldest first.
+    """
     found = [one for one in listed if one.committed and not one.missing and set(one.present) == set(names)]
     return sorted(found, key=order)
 

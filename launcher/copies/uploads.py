@@ -151,7 +151,9 @@ class _Work:
         self.more.set()
 
     def run(self) -> None:
-        """Upload each checkpoint that is due until `stop` is called or the last one is done."""
+        """Upload each checkpoint that `checkpoint.copy_to_every` of the spec selects, until `stop` is called or the
+        run's last checkpoint is in the store.
+        """
         lower_priority()
         store, wait_s = None, self._rules.retry_s
         while True:

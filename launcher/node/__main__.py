@@ -202,7 +202,7 @@ def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
 
 
 def keeps_snapshots(plan: Plan) -> bool:
-    """Return whether the spec asks for step snapshots in memory."""
+    """Return whether the spec asks ranks to save snapshots of their state in the node's memory."""
     wanted = plan.spec.checkpoint
     return wanted.memory_every_steps is not None or wanted.memory_every_s is not None
 

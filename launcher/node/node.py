@@ -1,7 +1,7 @@
 """One node's agent: it prepares the node, keeps the connection to the coordinator, and starts and stops ranks on the
 coordinator's orders. A generation is one set of ranks that train together. A zygote is a process that has imported
 torch and forks ranks; the watchdog is one that kills the ranks when the lease, which answered heartbeats renew,
-expires.
+expires. An attempt is one batch job, or one start on a pool's hosts.
 
 prepare ─ setup, zygote ─┐
 link ── Join, Ready ─────┼─► Start ─► RankGroup ─► Started, Exited, Heartbeat
@@ -216,8 +216,8 @@ class NodeAgent:
     # -- ranks
 
     async def _start(self, start: messages.Start) -> None:
-        """Start the ranks of a generation, once the node is prepared and its lease valid. If the nodes share no disk,
-        fetch the checkpoint that the ranks are to load first.
+        """Start the ranks of a generation, once the node is prepared and its lease valid. Before that, if the nodes
+        share no disk, fetch the checkpoint that the ranks will load.
         """
         node = self._home.node.index
         self._line.forget()

@@ -1,6 +1,8 @@
 """The zygote: a process that imports once what ranks need and forks ranks on request (mode `serve` for one agent,
 `lend` for an owner that starts many runs); or, in mode `run`, becomes one rank without a fork. A visitor is a user's
-`launch debug` that is connected to a rank. See ZYGOTE.md.
+`launch debug` that is connected to a rank. An order describes the rank that a process becomes: its program,
+environment, folder and log. A standby is a fork of the zygote that replaces it when it dies; a run's supervisor is the
+process that opens its attempts. See ZYGOTE.md.
 
     PYTHON zygote.py serve FD AGENT_PID     FD: one end of a Unix stream socket pair, JSON lines both ways
     PYTHON zygote.py lend FD OWNER_PID      likewise, for many runs: it has a copy of itself in the agent of each
@@ -1475,8 +1477,9 @@ class Zygote:
             self._say(op="refused", id=0, reason="it cannot fork")
 
     def _become_supervisor(self, words: Supervisor, fds: Sequence[int], room: TagRoom) -> NoReturn:
-        """Become the supervisor that `words` describe, in a grandchild of this process; `fds` are its descriptors, and
-        `room` names the run in `/proc`.
+        """Become the run's supervisor that `words` describe, in a child of this process, which itself exits, so that
+        the supervisor is no child of the zygote. `fds` are descriptors for it, and `room` is the space in the
+        environment where the run's folder is written, so that `/proc` shows to which run the process belongs.
         """
         try:
             if os.fork():

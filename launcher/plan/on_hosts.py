@@ -53,7 +53,9 @@ def with_addresses(plan: Plan, draw: Callable[[str], str]) -> Plan:
 
 
 def least_hosts(plan: Plan) -> int:
-    """Return the smallest number of hosts with which a run can continue."""
+    """Return the smallest number of hosts with which a run can continue: the least number of nodes in its spec or, with
+    several roles, all hosts that it asked for.
+    """
     return hosts_asked(plan) if plan.roles else plan.nodes_min
 
 
@@ -167,7 +169,8 @@ def leader_may_be_replaced(plan: Plan) -> bool:
     """Return whether other hosts may elect another leader while the agent of the first node is still alive, perhaps
     frozen.
 
-    Hosts in `away` are counted: one that was only cut off while the attempt was opened may vote.
+    Hosts in the plan's `away`, which were lost before the attempt was opened, are counted: one that was only cut off
+    then may vote.
     """
     hosts = len(plan.nodes)
     return bool(plan.coordinator) or (plan.elects and may_take_over(hosts - 1, hosts))

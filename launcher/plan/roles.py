@@ -49,8 +49,8 @@ def _gpu_problems_here(specs: Mapping[str, JobSpec], machine: Machine) -> Iterat
 
 
 def _host_problems(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Machine) -> Iterator[Misfit]:
-    """Yield a problem if the roles together ask for more nodes or GPUs of a node than there are, or for a network
-    interface.
+    """Yield a problem if the roles together ask for more nodes or GPUs of a node than there are, or if the spec sets
+    `slurm.interface`, which a run with several roles cannot use.
     """
     firsts = first_hosts(whole)
     asked = max(firsts[name] + spec.resources.nodes.max for name, spec in specs.items())

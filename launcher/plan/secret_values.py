@@ -16,7 +16,9 @@ _OF_A_SECRET = re.compile(r"(?:key|key_id|token|secret|passw(?:or)?d|credentials
 
 
 def names_a_secret(name: str) -> bool:
-    """Return whether a variable of this name, such as API_KEY, holds a secret."""
+    """Return whether a variable of this name holds a secret: whether it ends with key, token, secret, password,
+    credential or the like, as API_KEY does.
+    """
     return _OF_A_SECRET.search(name) is not None
 
 

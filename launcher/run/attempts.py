@@ -60,8 +60,8 @@ def newest(run: RunDir) -> AttemptDir | None:
 
 
 def last_seen(attempt: AttemptDir, silent: str) -> ClusterAnswer:
-    """Return the last recorded answer of the attempt's cluster, or one of the phase unknown if there is none, with
-    `silent` as the reason why there is no newer one.
+    """Return the last recorded answer of the attempt's cluster, or an answer whose phase is "unknown" if there is none,
+    with `silent` as the reason why the cluster gives no newer one.
     """
     before = readable(attempt.seen, ClusterAnswer) or ClusterAnswer("unknown", "", 0.0)
     return msgspec.structs.replace(before, silent=silent)

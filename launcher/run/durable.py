@@ -1,4 +1,6 @@
-"""Write files so that a reader, or a machine after a power cut, finds the old content or the new, never half of it."""
+"""Write files so that a reader, or a machine after a power cut, finds the old content or the new, never half of it. A
+draft is a file under a temporary name, which is renamed once it is complete.
+"""
 
 import contextlib
 import errno

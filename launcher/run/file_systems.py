@@ -36,7 +36,9 @@ class FileSystem:
 
     @property
     def reach(self) -> Reach:
-        """Return which machines may see the file system, by its kind."""
+        """Return which machines may see the file system: several if its kind is a network file system such as nfs or
+        lustre, this one if it is a local kind such as ext4, else unknown.
+        """
         names = {self.kind, self.kind.removeprefix("fuse.").partition("-")[0]}
         if not names.isdisjoint(_OF_NETWORKS):
             return Reach.NETWORK

@@ -1,6 +1,7 @@
 """The name of every file in the run directory, in one place; nothing here reads or writes the disk. A node is one
 machine of an attempt, known by its index; its agent is the launcher's process there, and its zygote a process that
-imports torch once and forks the ranks. A generation is one set of ranks that train together.
+imports torch once and forks the ranks. A generation is one set of ranks that train together. A FIFO is a named pipe,
+over which a rank and its agent exchange messages.
 """
 
 import re
@@ -111,7 +112,7 @@ class AttemptDir:
         return self.node(index) / "agent.log"
 
     def node_supervisor_log(self, index: int) -> Path:
-        """Return the log of the supervisor of node `index`, which a host of a pool has."""
+        """Return the log of the supervisor of node `index`. Only in a pool of SSH hosts has each node one of its own."""
         return self.node(index) / "keeper.log"
 
     def zygote_log(self, index: int) -> Path:
@@ -175,7 +176,7 @@ class BatchDir:
     path: Path
 
     runs = NamedFile("runs.json")  # the runs' folders, in order of their index in the job
-    site = NamedFile("site.json")
+    site = NamedFile("site.json")  # the name of the cluster, as its scheduler gives it
     lock = NamedFile(".job-lock")
 
 

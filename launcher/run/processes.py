@@ -192,12 +192,12 @@ def _environment_of(pid: int) -> bytes:
     while True:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environment = file.read()
-        if environment or _has_none(pid) or time.monotonic() > deadline:
+        if environment or _has_empty_environment(pid) or time.monotonic() > deadline:
             return environment
         time.sleep(_EXEC_LOOK_S)
 
 
-def _has_none(pid: int) -> bool:
+def _has_empty_environment(pid: int) -> bool:
     """Return whether the process was started with an empty environment, as opposed to being in the middle of an exec.
 
     Raise OSError for a process without a program, such as a kernel thread.

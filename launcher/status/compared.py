@@ -1,5 +1,6 @@
 """Compare runs: spec, arguments, environment, code and results, from records on this machine only. A table is a dict
 from the name of a fact to its value for each run, in the order of the runs; a side is one of the runs with its facts.
+An attempt is one batch job, or one start on a pool's hosts.
 """
 
 import contextlib
@@ -32,12 +33,12 @@ Table = dict[str, tuple[Value, ...]]  # a value for each run, in their order
 
 
 class CodeComparison(msgspec.Struct, frozen=True):
-    """The files in which a run's code differs from that of the first run, or from its commit; `unknown` says why this
-    cannot be told.
+    """The files in which a run's code differs from other code: among several runs, from the code of the first run; for
+    one run alone, from the commit that was checked out when it was submitted. `unknown` says why this cannot be told.
     """
 
-    run: str
-    changes: tuple[FileChange, ...] = ()
+    run: str  # its id
+    changes: tuple[FileChange, ...] = ()  # from the other code to the run's; empty: none, or unknown
     unknown: str = ""  # why the changes cannot be told, or ""
 
 

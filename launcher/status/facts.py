@@ -98,7 +98,7 @@ class RunFacts:
     handle: Handle | None = None  # the supervisor's process, or the job in the batch system
     stop: StopRequest | None = None  # a request to end the run
     end: AttemptEnd | None = None  # how the attempt ended; None: its end is not recorded
-    living: Living = Living()
+    living: Living = Living()  # which of the attempt's processes live
     submitter: bool | None = False  # the process that opened the attempt lives; checked if no supervisor is known
     trouble: tuple[str, ...] = ()  # records that could not be read
     answer: ClusterAnswer | None = None  # what the cluster said about the job, if it was queried

@@ -175,7 +175,7 @@ class LogReader:
                 del self._open[key]
 
     def _is_chosen(self, line: LogLine) -> bool:
-        """Return whether the line is one that the user wants, by its node, time and text."""
+        """Return whether the line is of a node, since the time, and with a match of the pattern that the user chose."""
         choice = self._choice
         if choice.nodes is not None and line.node not in choice.nodes:
             return False
@@ -262,8 +262,9 @@ class LogReader:
         self._newest = max(self._open, default=self._newest)
 
     def _wanted(self, key: tuple[int, int], number: int) -> bool:
-        """Return whether lines of the file `number` in the log folder of `key`, (attempt, generation), are wanted; the
-        number is that of a rank or, in a setup folder, of a node.
+        """Return whether the file `number` in the log folder of `key`, (attempt, generation), may have lines of the
+        ranks or nodes that the user chose. The number is that of a rank or, in the folder of setup logs (generation 0),
+        of a node. Setup logs are not wanted if ranks were chosen.
         """
         ranks, nodes = self._choice.ranks, self._choice.nodes
         if nodes is not None:

@@ -114,7 +114,7 @@ class GrowingFile:
 
 
 class RankLog:
-    """A reader of the log file of a rank, or of a node's setup, in which `rank` is the node."""
+    """A reader of the log file of a rank, or of a node's setup; `rank` is then the node's index."""
 
     def __init__(self, path: Path, rank: int, start: int = 0) -> None:
         self.rank = rank

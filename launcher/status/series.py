@@ -1,6 +1,6 @@
 """Read a run's metrics by step: those that its ranks reported to their agents, and those that the trainer wrote itself.
 A generation is one start of all ranks. If steps were repeated after a restart, only the last values count; lines that a
-kill cut short are skipped.
+kill cut short are skipped. An attempt is one batch job, or one start on a pool's hosts.
 """
 
 import contextlib

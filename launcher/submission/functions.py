@@ -49,7 +49,9 @@ class Call:
 
 
 def is_function(spec: Any) -> bool:
-    """Return whether `spec` is a function to call, and not an object whose fields describe a job."""
+    """Return whether `spec` is a function or other callable object, and not one that describes a job: a path, a
+    mapping, a struct or a dataclass.
+    """
     described = isinstance(spec, str | Path | Mapping | msgspec.Struct) or is_dataclass(spec)
     return callable(spec) and not described
 

@@ -313,7 +313,8 @@ class _Places:
     far: Mapping[str, str]  # by cluster, for those that store runs on their own disks
 
     def outputs(self, graph: GraphSpec, graph_id: RunId, given_to: StepSpec) -> dict[str, StepOutputs]:
-        """Return {step: its outputs} as the step `given_to` sees them.
+        """Return {step: its outputs}, the run's id and the paths of its folder and checkpoints, as the step `given_to`
+        sees them.
 
         Paths of a step on the same cluster are as on that cluster, those of all others as on this machine.
         """
@@ -359,7 +360,9 @@ def _in_whole_file(file: Path, steps: Mapping[str, Path], line: str) -> str:
 
 
 def _step_of(checked: _Checked, step: StepSpec, graph_id: RunId) -> GraphStep:
-    """Return the record of a step for the record of the graph with the id `graph_id`."""
+    """Return what the record of the graph with the id `graph_id` has about a step: its run's id, the steps that it
+    needs, its cluster, and the runs whose checkpoints are copied to it.
+    """
     brings = tuple(step_run(graph_id, other) for other in steps_to_fetch(step, checked.wishes))
     return GraphStep(step.name, step.needs, step_run(graph_id, step.name), step.on, brings)
 

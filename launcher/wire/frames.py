@@ -432,7 +432,9 @@ class WireServer(Generic[In, Out]):
 
     @property
     def _has_room(self) -> bool:
-        """Return whether one more connection may be without a proof."""
+        """Return whether one more connection may wait for its proof: fewer do than the limits on them and on this
+        process's descriptors allow.
+        """
         most = min(self._most_unproved, max(_LEAST_UNPROVED, self._descriptors - len(self._serving)))
         return len(self._unproved) < most
 

@@ -194,7 +194,7 @@ class Checkpointer:
                 saver.abandon()
 
     def after_step(self, step: int, info: Mapping[str, Value] | None = None) -> bool:
-        """Save if that is due; return True if a stop was requested, after trying to save, so that the caller exits.
+        """Save every so many steps or seconds; return True, after trying to save, if a stop was requested: then exit.
 
         All ranks call it after every optimizer step. `info` are values for the checkpoint's manifest. A script that
         exits with code 75 is started again by launch. Raises on all ranks: Fenced if newer processes of the run own the

@@ -198,5 +198,5 @@ def _row_lengths(share: Share) -> tuple[int, ...]:
 
 
 def _overlap(one: Box, other: Box) -> bool:
-    """Return whether two boxes overlap."""
+    """Return whether two boxes of a tensor, each (offsets, lengths) by dimension, overlap."""
     return all(a < b + m and b < a + n for a, n, b, m in zip(*one, *other, strict=True))

@@ -202,7 +202,7 @@ class LoaderBatches:
 
 
 def is_of_all_ranks(state: Any) -> bool:
-    """Return whether the loader's state serves any number of ranks, as that of MosaicML's does."""
+    """Return whether the loader's state serves any number of ranks: it counts the samples of all, as MosaicML's."""
     return isinstance(state, Mapping) and _OF_ALL_RANKS in state
 
 

@@ -121,7 +121,11 @@ class TrainData:
         self.epoch, self.samples_done = epoch, self._source.load_state_dict(dict(state), epoch, done)
 
     def shared_state(self) -> dict[str, Any]:
-        """Return the epoch, how many of its samples are done, and what else of the position is equal on all ranks."""
+        """Return the part of `state_dict` that is equal on all ranks.
+
+        It has the epoch, how many of its samples are done and, of a stream's or loader's own position, what does not
+        differ by rank.
+        """
         state = self.state_dict()
         return {**state, **self._source.shared(state)}
 

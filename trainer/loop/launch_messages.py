@@ -28,7 +28,7 @@ class LaunchMessages:
 
     @property
     def opened(self) -> bool:
-        """Whether launch can send this rank messages."""
+        """Whether the FIFO is open on which launch sends this rank messages."""
         return self._control is not None
 
     def open(self, path: Path | None) -> None:

@@ -135,7 +135,7 @@ class StepLosses:
         self.of_ranks: list[list[float]] = []  # what each rank sent along when they last met
 
     def add(self, answer: Answer, batch: Batch) -> None:
-        """Add the losses of a micro-batch; a batch that counts as 0 samples adds nothing."""
+        """Add the losses in `answer`, the loss function's result for a micro-batch; one of 0 samples adds nothing."""
         self._names = ("loss", *answer.more_values)
         if batch.samples:  # one that only fills up has no part in it, whatever its loss is
             self._sums.append(answer.sums(batch.samples))
@@ -214,7 +214,7 @@ class StepCount:
         return answer.loss * (self._world.dp_size / batch.step_samples if batch.samples else 0.0)
 
     def add(self, answer: Answer, batch: Batch) -> None:
-        """Add a micro-batch's count, if it has one."""
+        """Add the count in `answer`, the loss function's result for a micro-batch, if it has one."""
         if answer.count is None:
             return
         here = torch.as_tensor(answer.count, dtype=torch.float64, device=answer.loss.device).detach()
@@ -263,7 +263,10 @@ def own_loss(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
 
 
 def _predicts_the_next(model: nn.Module) -> bool:
-    """Return whether the model predicts the next token, so that the first label does not count in its loss."""
+    """Return whether the model is a Hugging Face one that predicts the next token, by the name of its class.
+
+    The first label does not count in such a model's loss.
+    """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
     return any(word in kind.__name__ for kind in type(model).__mro__ for word in _NEXT_TOKEN)

@@ -20,7 +20,11 @@ Report = Callable[[Training, Mapping[str, float]], None]
 
 
 class MarkedPhases:
-    """A stopwatch of a step's phases that counts by an inner one (`phases`) and also marks their ends in the trace."""
+    """A stopwatch of a step's phases, such as `data`, that also marks the end of each phase in the trace.
+
+    It counts by another stopwatch, `phases`. A `Spent` is a pair: the seconds of each phase, and those that passed in
+    all.
+    """
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
@@ -31,11 +35,11 @@ class MarkedPhases:
         _mark(phase)
 
     def take(self) -> Spent:
-        """Return the inner stopwatch's seconds by phase and by the clock, and begin again at 0."""
+        """Return the seconds of each phase, and those that passed in all, since the last call; begin again at 0."""
         return self._phases.take()
 
     def so_far(self) -> Spent:
-        """Return the inner stopwatch's seconds by phase and by the clock, and continue counting."""
+        """Return what `take` returns, the seconds of each phase and those that passed in all, but continue counting."""
         return self._phases.so_far()
 
     def go_on_from(self, spent: Spent) -> None:

@@ -23,7 +23,8 @@ MakeSchedules = MakeSchedule | Mapping[str, MakeSchedule]
 class Schedule:
     """The scheduler of one optimizer.
 
-    It is made again if the learning-rate finder sets another rate, or the script's options replace the loaded ones.
+    It is made again by the user's function if the learning-rate finder sets another rate, or if the script's options of
+    the optimizer, such as its rate, replace those of the loaded checkpoint.
     """
 
     def __init__(self, make: MakeSchedule | None, optimizer: Optimizer, total_steps: int | None) -> None:
@@ -71,7 +72,7 @@ class Schedule:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether the scheduler depends on a monitored validation value."""
+        """Whether the scheduler is a ReduceLROnPlateau, which depends on a monitored validation value."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     def validated(self, values: Mapping[str, float], monitor: str) -> None:
@@ -163,7 +164,7 @@ class Schedules:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether one of the schedulers depends on a monitored validation value."""
+        """Whether one of the schedulers is a ReduceLROnPlateau, which depends on a monitored validation value."""
         return any(one.needs_validation for one in self.each.values())
 
     @property

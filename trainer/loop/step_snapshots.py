@@ -167,7 +167,7 @@ class StepSnapshots:
     def keep_copied_state(self, loop: Loop, start: str, step: int, data: bytes) -> bool:
         """Save `data`, this rank's state of `step`, which was lost with a node and came from the rank with a copy.
 
-        `start` names the start of the ranks in which the state was saved, as `_start_name` does; `loop` gives this
+        `start` names the start of the ranks in which the state was saved, such as `a0001.g0002`; `loop` gives this
         rank's number. Returns False if there is no memory for it. Raises OSError if launch gave no folder, or earlier
         files cannot be removed.
         """

@@ -56,7 +56,7 @@ def is_float(value: Sum) -> bool:
 
 
 def read(values: Sequence[Count]) -> list[float]:
-    """Return all values as floats, waiting for the device only once."""
+    """Return all values, numbers or tensors of one number, as floats; the device is waited for only once."""
     tensors = [torch.as_tensor(value).detach().double() for value in values]
     if not tensors:
         return []

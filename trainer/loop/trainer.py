@@ -477,7 +477,7 @@ class Trainer:
             yield loop
 
     def _cuts(self, world: World, data: TrainData | None) -> KeptCuts | None:
-        """Return the store of a pipeline's cut, or None if there is no pipeline.
+        """Return the store of a pipeline's cut; None if there is no pipeline, or it is not cut by measured time.
 
         `data` has the samples to measure stages with; None: nothing is measured.
         """

@@ -203,7 +203,10 @@ class ReplicaReader(Reader):
         return loop
 
     def _place(self, name: str, dtype: str, shape: list[int]) -> Tensor:
-        """Return the memory to receive tensor `name` into: the training's own tensor if it fits, else new memory."""
+        """Return the memory to receive tensor `name` into.
+
+        It is the training's own tensor if that is contiguous, on the CPU and of this type and shape, else new memory.
+        """
         target = self._targets.by_name.get(name)
         if target is not None and target.device.type == "cpu" and target.is_contiguous():
             value = target.detach()

@@ -94,10 +94,11 @@ def _build(
     cuts: "Cuts | None" = None,
     deferred: bool = False,
 ) -> Strategy:
-    """Build the strategy as `build` describes; with `deferred` the weights are not initialised.
+    """Build the strategy that `settings` asks for; with `deferred` the weights are not initialised.
 
-    With `own_step` the user's training step may call any part of the model. Raises WeightsWanted on all ranks if
-    something depends on values of the weights.
+    With `own_step` the user's training step may call any part of the model. `tp_plan` says how layers are divided, and
+    `cuts` is the interface to cut a pipeline by measured time. Raises WeightsWanted on all ranks if something depends
+    on values of the weights that are not initialised.
     """
     module, rows = _make_module(model, world, settings)
     if rows is None:

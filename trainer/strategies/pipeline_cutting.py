@@ -86,13 +86,13 @@ class Sample:
 
 
 class Cuts(Protocol):
-    """The interface by which a cut by time gets saved cuts and a sample, and saves its result.
+    """The interface by which a cut by measured time gets the cuts saved earlier and a sample, and saves its result.
 
-    All ranks make the same calls.
+    All ranks call the same methods in the same order.
     """
 
     def kept(self) -> list[SavedCut]:
-        """Return the cuts saved before, the same on all ranks; the first that fits is used."""
+        """Return the cuts saved before, the same on all ranks; the first one for these parts and stages is used."""
 
     def sample(self) -> Sample | None:
         """Return a sample to measure with, or None if nothing is to be measured now."""

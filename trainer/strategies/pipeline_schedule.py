@@ -58,7 +58,7 @@ def _of_sequence(prefix: str, module: nn.Module) -> Iterator[str]:
 
 
 def micro_batches(samples: int, stages: int, wanted: int | None) -> int:
-    """Return into how many equal parts the samples are divided: `wanted`, or the next smaller number that fits.
+    """Return into how many equal parts to divide the samples: `wanted`, or else the next smaller divisor of `samples`.
 
     `wanted` None means four times the number of stages.
     """

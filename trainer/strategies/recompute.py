@@ -114,7 +114,7 @@ def _buffers(block: nn.Module) -> Buffers:
 
 
 def _copied(buffers: Buffers) -> Buffers:
-    """Return the same list with a copy of each buffer."""
+    """Return the list of (module, name, buffer) with a copy of each buffer."""
     return [(part, name, buffer.clone()) for part, name, buffer in buffers]
 
 
@@ -140,6 +140,6 @@ def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterat
 
 
 def _place(buffers: Buffers) -> None:
-    """Set each buffer of the list, such as a BatchNorm's count, as the attribute of its module with its name."""
+    """Set each buffer of the list of (module, name, buffer) as the attribute `name` of that module."""
     for part, name, buffer in buffers:
         setattr(part, name, buffer)

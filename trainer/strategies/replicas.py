@@ -64,10 +64,10 @@ def unsaved_buffers(module: nn.Module) -> list[Tensor]:
 
 
 def with_first_weights(module: nn.Module, world: World, *, deferred: bool = False) -> Wrapped:
-    """Give all ranks rank 0's weights, and return the module as a Wrapped that calls it directly; all ranks call it.
+    """Give all ranks rank 0's weights, and return the module as it is, not in DDP, in the Wrapped that strategies use.
 
-    With `deferred` nothing is sent, as the weights are still to be loaded. Gradients are reduced elsewhere, so any part
-    of the model may be called separately.
+    All ranks call it. With `deferred` nothing is sent, as the weights are still to be loaded. The caller reduces
+    gradients over ranks after the backward passes, so any part of the model may be called separately.
     """
     if world.size > 1 and not deferred:
         broadcast_from_first([*module.parameters(), *PersistentBuffers(module).tensors()])
@@ -100,7 +100,7 @@ class _Replica(DistributedDataParallel):
     """
 
     def make_buckets(self) -> None:
-        """Make the buckets once, in the order of `_build_params_for_reducer`; all ranks call it."""
+        """Make the buckets once, before the first step, from the last parameter to the first; all ranks call it."""
         self.reducer._push_all_rebuilt_params()  # noqa: SLF001 - torch has no public way to say which buckets there are
         self.reducer._rebuild_buckets()  # noqa: SLF001 - nor to make them before the second step
 
@@ -143,7 +143,7 @@ def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) ->
     """Wrap the model in nn.DataParallel: one process, with a thread and a copy of the model per GPU.
 
     `dtype` is that of autocast in the threads, or None. Without a GPU the model is called as it is, as nn.DataParallel
-    does. Raises BadSettings if there are fewer GPUs than the baseline asks for.
+    does. Raises BadSettings if there are fewer GPUs than TRAINER_BASELINE (`dp=N`) asks for.
     """
     if world.device.type != "cuda":
         return Wrapped(module)

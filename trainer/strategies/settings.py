@@ -60,7 +60,7 @@ class StrategySettings:
     clip_norm: float | None = None
     clip_value: float | None = None  # of each number of a gradient by itself, before clip_norm
     activation_checkpointing: bool = False
-    recompute_every: int = 1  # of so many blocks the first one is recomputed
+    recompute_every: int = 1  # one block in so many is recomputed
     recompute_keeps: tuple[str, ...] = ()  # operations of recomputed blocks whose results are kept all the same
     compile: bool = False
     shard_size: int | None = None  # hsdp: ranks that share one copy; None: those of a node

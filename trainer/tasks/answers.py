@@ -128,9 +128,10 @@ class Answers:
         self._write(self._path(_name(shard)), [body, _to_json(proof)])
 
     def merge(self, mean: str) -> float:
-        """Write the file of all answers and its description; return the mean, which the description calls `mean`.
+        """Write the file of all answers and its description; return the mean of the samples' values.
 
-        Only one rank calls it. Raises BadSettings if a shard is not complete.
+        `mean` is the name of that value in the description. Only one rank calls it. Raises BadSettings if a shard is
+        not complete.
         """
         sums: dict[range, float] = {}
         self._write(self._out, table(self._out, lambda: self._bodies(sums)))
@@ -144,9 +145,10 @@ class Answers:
         sync_folder(self._folder.parent)
 
     def _bodies(self, sums: dict[range, float]) -> Iterator[bytes]:
-        """Yield each shard's lines, in order, and put the sum of its samples' values into `sums`.
+        """Yield each shard's lines, in order, and put into `sums` the sum of the values that `put` got with them.
 
-        The mean in the description is made of these sums. Raises BadSettings if a shard is not complete.
+        `merge` computes the mean of all values, such as the loss of samples, from these sums. Raises BadSettings if a
+        shard is not complete.
         """
         for shard in self._job.shards():
             found = self._read(shard)

@@ -64,7 +64,7 @@ class BoardCluster(msgspec.Struct, frozen=True):
     at: float | None  # when its hosts were last read; None: never, or it has none that can be read
     asking: bool
     error: str
-    sums: HostSums
+    sums: HostSums  # totals over its hosts
     hosts: list[HostNow]
     waiting: list[WaitingRun]  # runs that are queued on it
     running: list[str]

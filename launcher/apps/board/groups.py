@@ -22,7 +22,8 @@ class RunGroup(msgspec.Struct, frozen=True):
 def group_of(run: str, path: Path, tags: Sequence[str]) -> RunGroup | None:
     """Return the group to which a run belongs, or None if it belongs to none.
 
-    It is found by the run's id, its folder and its tags.
+    Runs of a proof or a scaling measurement are tagged with its id, a step's graph is found from the run's folder, and
+    a trial's run has an id such as SWEEP-t0007.
     """
     for tag, kind in _TAGGED.items():
         if tag in tags and (found := [one for one in tags if run.startswith(f"{one}-")]):

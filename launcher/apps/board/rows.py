@@ -52,7 +52,7 @@ class BoardRow(msgspec.Struct, frozen=True):
     cluster: str
     job: str | None  # its id in the batch system
     state: State
-    ended: bool
+    ended: bool  # whether the run has ended in this state
     cause: Cause | None  # why it failed, if it did
     headline: str
     step: int | None  # None: none was reported; so for all numbers below
@@ -66,7 +66,7 @@ class BoardRow(msgspec.Struct, frozen=True):
     args: dict[str, str]
     metrics: dict[str, Number]  # the newest value of each
     best: dict[str, tuple[float, int]]  # by metric: (best value, its step)
-    restarts: int
+    restarts: int  # of its ranks, all causes together
     nodes: int
     world_size: int | None
     spark: list[float | None]
@@ -141,7 +141,9 @@ def figures_of(measured: MeasuredRun) -> Figures:
 
 
 def last_value(measured: MeasuredRun) -> LastValue | None:
-    """Return the newest value of the metric in the small curve, or None if none was read."""
+    """Return the newest value, with its step, of the metric that the row's small curve shows (the loss, if the run has
+    one), or None if no value was read.
+    """
     name = _main_metric(measured.names)
     found = measured.newest(name)
     return LastValue(name, number(found[1]), found[0]) if found is not None else None

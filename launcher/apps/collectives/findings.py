@@ -65,5 +65,5 @@ class CollectivesReport(msgspec.Struct, frozen=True):
     lines: tuple[CollectiveLine, ...] = ()
     copies: tuple[MemoryCopy, ...] = ()
     pairs: tuple[NodePair, ...] = ()
-    lacking: tuple[Lacking, ...] = ()
+    lacking: tuple[Lacking, ...] = ()  # operations that the backend does not support
     failed: str = ""  # why it did not complete, or ""

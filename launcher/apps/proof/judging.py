@@ -135,7 +135,9 @@ def _never_the_same(evidence: Evidence) -> Iterator[str]:
 
 
 def _is_rounding(first: Departure) -> bool:
-    """Return whether the two values differ by at most a ten-thousandth, which a sum in another order explains."""
+    """Return whether the two values differ by at most a ten-thousandth of the larger one, as a sum in another order
+    explains.
+    """
     size = max(abs(first.undisturbed), abs(first.disturbed))
     return 0 < abs(first.undisturbed - first.disturbed) <= _ROUNDING * size
 

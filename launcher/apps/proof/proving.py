@@ -190,7 +190,9 @@ def _refuse_unknown(names: Sequence[str]) -> None:
 
 
 def _chosen(names: Sequence[str], recovery_mode: str) -> dict[str, Mode]:
-    """Return the named modes or, without names, those that suit the spec's recovery mode."""
+    """Return the modes (ways to kill and restart) by name: those in `names` or, if it is empty, those that are usual
+    for the spec's `recovery.mode`, with the overrides that are usual for them.
+    """
     if names:
         return {name: mode for name, mode in MODES.items() if name in names}
     usual = {name: mode for name, mode in MODES.items() if recovery_mode in mode.usual_for}

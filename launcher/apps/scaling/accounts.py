@@ -1,6 +1,6 @@
 """Compute speed-up, efficiency and lost time from what was measured on each number of ranks. A point is the measurement
 of one strategy, scaling and number of ranks. Kinds of work are named as the fields of StepParts: data, compute,
-optimizer, communication, straggler and other.
+optimizer, communication, straggler and other. A strategy is a way to divide a training over ranks, such as ddp or fsdp.
 """
 
 from collections.abc import Sequence
@@ -94,8 +94,8 @@ def _seconds_of(parts: StepParts, kind: str) -> float:
 
 
 def _sentence(point: ScaledRun) -> str:
-    """Return the sentence on a point that was compared with its base: its speed-up, and the largest losses by kind of
-    work.
+    """Return the sentence of the report on a point: its speed-up over its base, the point with the fewest ranks, and
+    its largest losses by kind of work.
     """
     speedup = point.speedup
     assert speedup is not None  # noqa: S101 - it has just been set

@@ -1,5 +1,6 @@
 """Choose the trainings that a scaling measurement runs, each as overrides of the spec, such as `resources.nodes=2`.
-Pure. In strong scaling all ranks share a fixed batch; in weak scaling each rank's share of the batch is fixed.
+Pure. In strong scaling all ranks share a fixed batch; in weak scaling each rank's share of the batch is fixed. A
+strategy is a way to divide a training over ranks, such as ddp or fsdp.
 """
 
 import math
@@ -137,8 +138,8 @@ def overrides_of(
 
 
 def own_overrides(one: Configuration, run: RunOptions, schedule: Schedule) -> list[str]:
-    """Return the overrides of a script with options of its own; raise BadInput if none is known that limits its
-    steps.
+    """Return the overrides with which a script that lacks the trainer's options runs the training `one`: its nodes and
+    ranks, and a limit of steps. Raise BadInput if no option of the script is known that limits its steps.
     """
     return [*_ALWAYS, *_places(one), steps_override(run, schedule.last)]
 
@@ -166,7 +167,9 @@ def of_roles(overrides: Sequence[str], spec: JobSpec, counted: str) -> list[str]
 
 
 def _strategy_overrides(strategy: str) -> Iterator[str]:
-    """Yield the overrides that select the strategy; none for "", the spec's own."""
+    """Yield the overrides that select a strategy, the way of dividing a training over ranks, such as `ddp` or `fsdp`:
+    for example `run.args.strategy=ddp`. Yield none for "", which leaves the spec's own.
+    """
     if strategy == MASTER:  # as ddp, but for how it adds gradients up
         yield f"{_BASELINE}={MASTER}"
     if strategy:

@@ -1,4 +1,6 @@
-"""Results of `launch scale`, which measures a training on several numbers of ranks, as `--json` prints them."""
+"""Results of `launch scale`, which measures a training on several numbers of ranks, as `--json` prints them. A strategy
+is a way to divide a training over ranks, such as ddp or fsdp.
+"""
 
 import msgspec
 
@@ -104,7 +106,7 @@ class ScalingForecast(msgspec.Struct, frozen=True):
     scaling: str  # as in ScaledRun
     ranks: int
     speedup: Spread  # from the 5th to the 95th percentile
-    efficiency: float
+    efficiency: float  # the speed-up divided by how many times as many ranks there are
 
 
 class ScalingReport(msgspec.Struct, frozen=True):

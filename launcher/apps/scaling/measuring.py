@@ -1,5 +1,6 @@
 """Carry out `launch scale`: run a training on one number of ranks after the other, for a few steps each, and report
-what was measured: speed-up, lost time, advice and forecasts.
+what was measured: speed-up, lost time, advice and forecasts. A strategy is a way to divide a training over ranks, such
+as ddp or fsdp.
 
 spec ─ configurations ─► runs, one at a time ─ measured ─► points ─ accounts ─► speed-up, what was lost, advice
                                                              └──── model ─────► forecasts
@@ -187,7 +188,7 @@ class _Measuring:
         self.tell(f"{self.id}-{one.name}: {why}")
 
     def _rate(self, one: Configuration) -> str:
-        """Return the rate that was just measured as text."""
+        """Return as text the samples per second that a configuration's newest run reached, or why it reached none."""
         rates = measured(self.rows[one][-1:], self.schedule.warm, self.schedule.last).rates
         return f"{statistics.median(rates):.4g} samples/s" if rates else "no samples_per_s was reported"
 

@@ -1,6 +1,7 @@
 """A model of a step's time, fitted to a few numbers of ranks to forecast it for others: Amdahl's law and an all-reduce,
 around a ring or along a tree. It is fitted many times to resampled measurements, from which the uncertainty follows. A
-point is the measurement of one strategy, scaling (strong or weak) and number of ranks. Pure.
+point is the measurement of one strategy, scaling (strong or weak) and number of ranks. Pure. A strategy is a way to
+divide a training over ranks, such as ddp or fsdp.
 
 step(ranks) = serial + divided / ranks + hops(ranks) latency + 2 (ranks - 1) / ranks transfer
 

@@ -1,5 +1,6 @@
 """Write a report on scaling as an HTML page that needs no network, as Markdown, and as JSON. A point is the measurement
-of one strategy, scaling (strong or weak) and number of ranks.
+of one strategy, scaling (strong or weak) and number of ranks. A strategy is a way to divide a training over ranks, such
+as ddp or fsdp.
 """
 
 import html

@@ -1,5 +1,5 @@
 """Tables of a scaling report as rows of text, for a terminal and for pages. A point is the measurement of one strategy,
-scaling (strong or weak) and number of ranks.
+scaling (strong or weak) and number of ranks. A strategy is a way to divide a training over ranks, such as ddp or fsdp.
 """
 
 from collections.abc import Iterator, Sequence

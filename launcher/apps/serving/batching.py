@@ -57,7 +57,7 @@ class AnswerCache:
 class WantedAnswer(Generic[Client]):
     """A distinct input (`payload`) that waits since `since`, and the clients that wait for its answer."""
 
-    key: Key
+    key: Key  # equal for equal inputs
     payload: Any
     since: float
     clients: list[Client] = field(default_factory=list)

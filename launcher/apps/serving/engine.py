@@ -227,7 +227,9 @@ class Engine:
         return Computed(answer, self.step, cached=True)
 
     def _pump(self) -> None:
-        """Give the batches that are due to idle workers, and schedule the next call."""
+        """Give idle workers the batches that are full or whose first input has waited long enough, and schedule the
+        next call.
+        """
         loop = asyncio.get_running_loop()
         while self._idle and (batch := self._batcher.take(loop.time())):
             self._spawn(self._run(self._idle.popleft(), batch))
@@ -344,7 +346,7 @@ class WorkerGroup:
     the group is dismissed.
     """
 
-    loaded: Loaded
+    loaded: Loaded  # what the pool reported of the model: its schemas, and whether it can be forked
 
     def __init__(self, engine: Engine, served: Served, options: ServingOptions, choice: Entry | None) -> None:
         self._engine, self._served, self._options = engine, served, options

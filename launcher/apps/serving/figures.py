@@ -55,7 +55,7 @@ class ServingFigures:
     takeovers: int = 0
 
     def batch(self, inputs: int, seconds: float) -> None:
-        """Count a batch that was computed."""
+        """Count a batch of `inputs` inputs that was computed in `seconds`."""
         self.batch_inputs.add(inputs)
         self.batch_seconds.add(seconds)
 

@@ -34,7 +34,9 @@ class Served:
     spare: Path | None = None  # a folder with copies, used if `checkpoints` has none
 
     def choices(self) -> list[Entry]:
-        """Return the usable checkpoints in order of preference, or an empty list if the trainer has saved none."""
+        """Return the checkpoints that can be loaded, the preferred one first (the best or the newest, as `best` says),
+        then those of `spare`; an empty list if the trainer has saved none.
+        """
         others = [] if self.spare is None else candidates(self.spare, best=self.best)
         return [*candidates(self.checkpoints, best=self.best), *others]
 
@@ -71,7 +73,9 @@ def served(run: Run, *, app: str | None, best: bool, checkpoint: Path | None) ->
 
 
 def _kept_in(run: RunDir) -> Path:
-    """Return the first checkpoint directory of the run that has checkpoints, or the first if none has."""
+    """Return the first directory with checkpoints of those in which the run may save: its checkpoint directory, or the
+    one of that name in the script's working directory. Return the checkpoint directory if neither has any.
+    """
     folders = checkpoint_folders(run)
     return next((folder for folder in folders if entries(folder)), folders[0])
 

@@ -211,7 +211,9 @@ class Round:
 
 
 def _view(one: BookedTrial, views: Mapping[str, TrialRun]) -> TrialView:
-    """Return a trial with the state of its run, as next_actions() takes it; `views` has the states by run id."""
+    """Return a trial with the state of its run, from which the next actions are chosen; `views` has the states of runs
+    by id.
+    """
     return TrialView(
         one.number,
         one.state == OPEN,

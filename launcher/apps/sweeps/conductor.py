@@ -26,7 +26,9 @@ _BEGUN_S = 0.5  # after a trial was started it has the machine to itself: then t
 
 
 class Conductor(Strategy):
-    """The process that conducts one sweep, given its folder, unless another process does."""
+    """The process that conducts one sweep, given the sweep's folder; it does nothing while another process conducts it.
+    It is started and detached as the supervisors of runs are, by the same base class.
+    """
 
     def boot(self) -> bytes:
         """Take the sweep's lock if it is free, and return the line that tells the starter that this process runs,

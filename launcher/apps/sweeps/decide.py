@@ -178,7 +178,9 @@ def is_paused(trial: TrialView, aim: Aim) -> bool:
 
 
 def promotable(paused: Sequence[TrialView], aim: Aim) -> list[TrialView]:
-    """Return the paused trials that are among the best at their rung, the furthest first."""
+    """Return the paused trials that may continue, the furthest first: those among the best `1/aim.factor` of the trials
+    that have reached their rung.
+    """
     factor = aim.factor
     found = [one for one in paused if factor is not None and one.rung is not None and one.rung.is_climbed(factor)]
     return sorted(found, key=lambda one: (-one.rung.number if one.rung is not None else 0, one.number))
@@ -228,7 +230,9 @@ def _commonest(trials: Sequence[TrialView]) -> str:
 
 
 def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
-    """Return the reason why no further trial will start, or "" if one may."""
+    """Return the reason why no further trial will start, or "" if one may: all wanted trials exist, or no trial may
+    begin, as `why_nothing_begins` says.
+    """
     closed = why_nothing_begins(trials, aim)
     if len(trials) >= aim.trials and closed in ("", _LATE):
         return f"all {len(trials)} trials are done"

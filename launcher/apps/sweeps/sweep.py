@@ -1,5 +1,6 @@
 """A sweep from Python, and all that `launch sweep` stands on. A sweep is many runs of one spec, called trials, that
-differ in some options. An override, such as `run.args.lr=0.1`, sets one option of the spec, as `--set` does.
+differ in some options. A point has a value for each of these. An override, such as `run.args.lr=0.1`, sets one option
+of the spec, as `--set` does.
 
 import launcher
 

@@ -1,6 +1,7 @@
 """The trials of a sweep in Optuna's journal: their options, reported values, and how each ended. A trial is known by
 its `number`. In successive halving, trials are compared at certain steps, called rungs. A kill at any moment loses
 nothing: a trial is created, then its values are chosen, then its run's id is written, and only then is the run started.
+A point has a value for each option that a trial sets.
 """
 
 import contextlib
@@ -114,9 +115,9 @@ def foreseen(options: SweepOptions, seed: int, count: int) -> list[Point]:
 
 @dataclass(frozen=True, slots=True)
 class BookedTrial:
-    """A trial as the journal has it. `run` is "" until its values are chosen, `pruned_at` the step at which it is to
-    stop early (None: it is not), `goes_on_after` the attempt of its run after which that is to be resumed, and
-    `extension` the changes with which it trains another trial's run further.
+    """A trial as the journal has it. `run` is "" until its values are chosen, and `pruned_at` the step at which it is
+    to stop early (None: it is not). `goes_on_after` is the attempt at whose end its run was paused and is to be resumed
+    (0: none). `extension` has the overrides with which it trains another trial's finished run further, if it does that.
     """
 
     number: int
@@ -188,7 +189,7 @@ class TrialBook:
     def report(self, number: int, values: Sequence[tuple[int, float]], *, may_prune: bool) -> None:
         """Record the values of the metric (step, value) that a run has reported.
 
-        With `may_prune`, a trial that does worse than others is marked to be stopped.
+        With `may_prune`, the trial is marked to be stopped early if Optuna's pruner finds it worse than others.
         """
         trial = self._trial(number)
         for step, value in values:

@@ -20,7 +20,7 @@ class Limits:
     per_address: int = 64
     head_s: float = 5.0  # for the head of a request, and for a TLS handshake
     head_bytes: int = 32 << 10
-    headers: int = 100
+    headers: int = 100  # how many a request may have
     body_s: float = 30.0
     body_bytes: int = 1 << 20
     drained_bytes: int = 256 << 10  # of a body that nobody reads because its request was refused

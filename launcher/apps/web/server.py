@@ -187,9 +187,8 @@ class LimitedProtocol(HttpToolsProtocol):
         return self._asking is not None
 
     def may_go(self) -> bool:
-        """Return whether the connection may be dropped.
-
-        It may not while its first bytes have arrived and were not read.
+        """Return whether the connection may be dropped to make room. It may not if its first bytes have arrived but
+        were not read yet, because they may hold the token.
         """
         if self._has_begun:
             return True

@@ -1,6 +1,6 @@
 """Keep surviving ranks in their processes after others were killed (`recovery.mode` hot or auto). A generation is one
 set of ranks that train together; its members are the nodes with those ranks. A spare is a node beyond those that the
-run needs, ready to replace one.
+run needs, ready to replace one. In place means in the running processes.
 
 Only dead ranks are restarted, and ranks that had not met the others yet: on their node, or if that is lost or drained,
 on a spare. Without a spare the run continues with fewer ranks, if the spec's range and all ranks allow it. The ranks

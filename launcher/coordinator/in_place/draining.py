@@ -160,8 +160,9 @@ class Drainer:
                 return
 
     def check(self) -> None:
-        """Begin a requested drain or move, if the open generation runs without a failure and enough other nodes remain;
-        refuse a move that has an obstacle.
+        """Begin a requested drain or move, if the present generation runs without a failure and enough other nodes
+        remain. Refuse, by an event in the run's history, a move of the coordinator's node or of one without ranks, and
+        a move for which no spare is ready.
         """
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.leaving or attempt.current.failures:

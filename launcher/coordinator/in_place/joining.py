@@ -65,8 +65,8 @@ class Joiner:
                 pass
 
     def _grown(self) -> tuple[int, ...]:
-        """Return the indexes of the nodes of a larger generation by group rank, or () if a larger one is impossible
-        now.
+        """Return the indexes of the nodes of a larger generation by group rank. Return () if the present one is as
+        large as the plan allows or is disturbed, if its ranks could not continue in place, or if no new node is usable.
         """
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or self._is_disturbed() or not attempt.pace.moves:
@@ -88,7 +88,9 @@ class Joiner:
         return asked or attempt.lost is not None or bool(attempt.leaving or attempt.current.failures)
 
     def _others_can(self) -> bool:
-        """Return whether all running ranks can continue in place in a process group of another size."""
+        """Return whether all running ranks can continue in place in a process group of another size: `recovery.mode`
+        allows it, the nodes share a disk and answer, and each rank has reported that its program can do so.
+        """
         attempt = self._attempt
         if attempt.rules.mode == WARM or attempt.plan.disks_apart:
             return False

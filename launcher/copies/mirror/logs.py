@@ -1,4 +1,6 @@
-"""Copy the logs and metrics that ranks write on other machines into the run's folder on this machine."""
+"""Copy the logs and metrics that ranks write on other machines into the run's folder on this machine. An attempt is one
+batch job, or one start on a pool's hosts.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +26,8 @@ def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
     """Copy what is new of the remote attempts' logs and metrics by one call of `bring`, which takes these attempts and
     returns its errors by machine; they are not raised here.
 
-    Once the run has ended and all was copied without an error, mark the attempts, for which later calls do nothing.
-    `theirs` tells whether an attempt's ranks wrote on other machines.
+    Once the run has ended, or has continued here, and all was copied without an error, write a file into each of these
+    attempts, so that later calls do nothing. `theirs` tells whether an attempt's ranks wrote on other machines.
     """
     every = attempts(run)
     there = [attempt for attempt in every if theirs(attempt)]

@@ -1,4 +1,6 @@
-"""Exchange, between machines, the state of a run's roles (its programs other than the main one)."""
+"""Exchange, between machines, the state of a run's roles (its programs other than the main one). An attempt is one
+batch job, or one start on a pool's hosts.
+"""
 
 import shutil
 import time

@@ -268,7 +268,9 @@ class Sampler:
             self.take(gpus)
 
     def take(self, gpus: Gpus) -> None:
-        """Take one sample: keep it for `fresh`, and write it to the metrics file if ranks run."""
+        """Take one sample: hold it for `fresh`, which the heartbeat calls, and add it to the node's metrics file if
+        ranks run.
+        """
         self._fresh = sample = self.sample(gpus)
         if self._kept is not None and sample.ranks:
             self._kept.add(sample.node, int(sample.at), named_values(sample))

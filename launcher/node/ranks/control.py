@@ -28,7 +28,9 @@ def step_end_of(control: Path) -> Path:
 
 
 class ControlPipe:
-    """The agent's end of a rank's control FIFOs."""
+    """The agent's ends of the two control FIFOs of one rank: one for messages on which the rank acts at once, and one
+    for those on which it acts at the end of its step.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fds = {one: _fifo(one) for one in (path, step_end_of(path))}

@@ -134,7 +134,7 @@ class _Rank:
 
 
 class RankGroup:
-    """The ranks of one generation on this node. `listener` is called for each end and each report."""
+    """The ranks of one generation on this node. `listener` is called when a rank starts, reports or ends."""
 
     def __init__(
         self, home: Home, start: Start, starter: Starter, listener: "Listener", dump_bound_s: float = _DUMP_BOUND_S

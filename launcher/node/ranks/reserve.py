@@ -1,6 +1,7 @@
 """Processes in reserve, with `recovery.reserve`: they start as ranks do, import, load data and build the model, and
 then wait for the number of a rank. A rank that is replaced after a failure therefore runs at once. A Start is the
-coordinator's order to start the ranks of one generation (a set of ranks that train together) on a node.
+coordinator's order to start the ranks of one generation (a set of ranks that train together) on a node. A process can
+become a rank only in a generation of the sizes, such as WORLD_SIZE, that it began with.
 
     fill ─► starter ─► the user's program ─► Trainer: model made, a first pass tried ─► {"waits": true}
                                                                                               │

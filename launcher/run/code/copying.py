@@ -51,7 +51,7 @@ class NewTree:
         return out
 
     def sync(self, files: Iterable[CodeFile]) -> None:
-        """Make the tree durable, with the listed files in it."""
+        """Flush the listed files and the tree's folders to disk, so that they survive a power cut."""
         made = [f"{self.root}/{file.path}" for file in files if file.link is None]
         sync_files(self.root, made, [self.root / folder for folder in self._folders])
 

@@ -33,8 +33,7 @@ class Glob:
     @cached_property
     def _regex(self) -> re.Pattern[str]:
         """Return the pattern as a regular expression for `fullmatch` with a path relative to the project, where a
-        folder's path ends with a slash. It matches what `matches` promises: also every path below a folder that the
-        pattern names.
+        folder's path ends with a slash. It also matches every path below a folder that the pattern names.
         """
         start = "" if self._anchored else "(?:.*/)?"
         end = "/.*" if self.pattern.endswith("/") else "(?:/.*)?"

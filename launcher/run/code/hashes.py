@@ -89,8 +89,8 @@ class CodeIndex:
     def learn(self, name: str, status: os.stat_result, digest: str, *, at_rest: bool = False) -> str:
         """Record and return `digest`, the hash of the file `name`, which had this status when it was read.
 
-        A file that was changed less than two seconds before the time of this index is not recorded, because another
-        change could leave equal times; with `at_rest`, no process writes to it and it is recorded.
+        A file that was changed less than two seconds before the hashing began is not recorded, because another change
+        could leave equal times. With `at_rest` the caller knows that no process writes to it, and it is recorded.
         """
         looks = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         known = KnownFile(*looks, digest)

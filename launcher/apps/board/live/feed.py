@@ -1,5 +1,6 @@
 """Read the state of runs once for all open pages, and send each page the changes in what it shows, as server-sent
-events. One such reading of all runs is a round; a thread makes one after the other.
+events. One such reading of all runs is a round; a thread makes one after the other. A Message is a pair: the name of
+such an event, and its data.
 """
 
 import asyncio
@@ -141,7 +142,9 @@ class WatchedRun:
 
 
 def _new_checkpoints(before: RunHead, now: RunHead) -> Iterator[LifeMark]:
-    """Yield a mark, dated now, for a checkpoint that was saved or became safe since the state `before`."""
+    """Yield a mark for the page's timeline, dated now, if a newer checkpoint was saved or became safe (able to survive
+    the loss of any one disk) since the state `before`.
+    """
     found = {"checkpoint": (before.checkpoint, now.checkpoint), "safe": (before.safe_checkpoint, now.safe_checkpoint)}
     for kind, (old, step) in found.items():
         if step is not None and step != old:
