@@ -133,7 +133,9 @@ def copies_in_memory(plan: Plan, members: Sequence[KnownNode]) -> Search:
 
 
 def silence_of(attempt: Attempt) -> Silence:
-    """Return the spec's limits on how long a rank may report and print nothing: before its first report and after it."""
+    """Return the spec's limits on how long a rank may report and print nothing, before its first report and after
+    it.
+    """
     return Silence(attempt.rules.hang_after_s, attempt.rules.hang_at_start_s)
 
 

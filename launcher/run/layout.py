@@ -112,7 +112,9 @@ class AttemptDir:
         return self.node(index) / "agent.log"
 
     def node_supervisor_log(self, index: int) -> Path:
-        """Return the log of the supervisor of node `index`. Only in a pool of SSH hosts has each node one of its own."""
+        """Return the log of the supervisor of node `index`. Only in a pool of SSH hosts has each node one of its
+        own.
+        """
         return self.node(index) / "keeper.log"
 
     def zygote_log(self, index: int) -> Path:
