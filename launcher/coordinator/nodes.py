@@ -246,7 +246,9 @@ class NodeTable:
         node.answers[seq] = mono
 
     def track_stale_agent(self, node: KnownNode) -> None:
-        """Track the previous agent as stale until its lease ends, because another agent reports for the node."""
+        """Track the node's previous agent as stale, because another agent reports for the node: until its lease ends or
+        it is forgotten, its ranks may still run.
+        """
         if node.stale_agent is None:
             node.stale_agent, node.stale_until = node.process, node.heard_at + self._lease_s
         self.look_at = min(self.look_at, node.stale_until)

@@ -249,8 +249,8 @@ def _got_on(failure: Event, before: Event) -> bool:
 
 
 def _further(failure: Event, before: Event) -> bool:
-    """Return whether `failure` came at a newer checkpoint than `before`, or at a later step if survivors continued in
-    place.
+    """Return whether the run had got further at `failure` than at the failure `before`: it had a newer checkpoint, or,
+    if survivors continued in place after `before`, which needs no checkpoint, it was at a later step.
     """
     return _newer(failure.checkpoint, before.checkpoint) or (before.in_place and _newer(failure.step, before.step))
 

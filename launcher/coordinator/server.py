@@ -225,7 +225,9 @@ class CoordinatorServer:
         self._handle(message)
 
     def _look_for(self, node: int, process: ProcessId) -> None:
-        """Check in the background whether the process of an agent that has no connection is dead."""
+        """Check in the background, a few times, whether the process of an agent that has no connection is dead, and
+        report the agent as dead once it is; nothing is reported of a process on another machine.
+        """
         self._keep_until_done(self._prove_death(node, process))
 
     def _keep_until_done(self, work: Coroutine[None, None, None]) -> None:

@@ -104,7 +104,9 @@ class Watch:
     # -- starting
 
     def _led(self, message: messages.Leads) -> None:
-        """Let the other members start their ranks now that rank 0 has been forked."""
+        """Send the other members the message to start their ranks, for which they wait until rank 0 has been forked, as
+        its node now reports. Ignore a repeated report, and one about another generation.
+        """
         attempt = self._attempt
         starting = attempt.phase is AttemptPhase.STARTING and attempt.is_current(message.generation)
         if not starting or attempt.current.led:
@@ -140,7 +142,7 @@ class Watch:
 
     def lost(self, found: Verdict) -> None:
         """Handle the loss of a member of the generation, for the cause in `found`: let the other ranks continue in
-        their processes if the recovery mode and their state permit it, else close the generation.
+        their processes if the recovery mode and their state permit it, else close the generation, that is end them all.
         """
         attempt = self._attempt
         attempt.lost = found
@@ -296,7 +298,9 @@ class Watch:
             self._closer.close(attempt.lost)
 
     def _finished(self) -> None:
-        """Finish the run, or first wait until the last checkpoint has a copy on a second disk."""
+        """Finish the run. If its plan has the last checkpoint copied first, to another node's disk or to
+        `checkpoint.copy_to`, and copies are still missing, only note that the run waits for them.
+        """
         attempt, done = self._attempt, "all ranks have finished"
         if not attempt.plan.copies_last or attempt.current.settled:
             alone = "".join(f"; {problem}" for problem in attempt.current.uncopied)

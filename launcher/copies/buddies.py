@@ -75,7 +75,9 @@ class Buddies:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def note(self, step: int) -> None:
-        """Record that ranks of this node have a snapshot of `step`; the node's other ranks have it too or will soon."""
+        """Record that ranks of this node have a snapshot of `step`, and let the background copying fetch that of the
+        previous node in the ring, whose ranks have one of that step too, or will soon.
+        """
         if step != self._noted:
             self._noted = step
             self._more.set()

@@ -98,7 +98,7 @@ class Lifeline:
         return heartbeat_turn_s(self._lease_s, len(self._home.plan.nodes))
 
     def send(self, message: ToCoordinator) -> None:
-        """Send a message if the connection is up; else drop the message."""
+        """Send a message if the connection is up; else drop the message. Only what `send_reliably` gets is repeated."""
         if self._wire is not None:
             self._wire.send(message)
 

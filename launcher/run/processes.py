@@ -318,7 +318,9 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def io_counts(pid: int) -> dict[bytes, int]:
-    """Return the bytes and calls of /proc/PID/io by their names. Raise OSError if it cannot be read."""
+    """Return the counters of /proc/PID/io by their names there, such as `read_bytes`. Raise OSError if it cannot be
+    read.
+    """
     with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
         return {name: int(count) for name, count in (line.split(b": ") for line in file.read().splitlines())}
 

@@ -75,7 +75,9 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_run(run_id: RunId, path: Path) -> None:
-    """Remove a run's folder and id, and the folder of its batch if no other run of the batch is left."""
+    """Remove a run's folder and id. If several runs were submitted as one job, a batch, remove the folder of the batch
+    with its last run.
+    """
     remove_tree(path)
     registry.forget(run_id)
     for batch in path.parent.glob(f"{BATCH_PREFIX}*"):

@@ -30,7 +30,7 @@ def has_roles(root: Node | None) -> bool:
 def parse_roles(root: Mapping, job: Section) -> JobSpec:
     """Return the spec of a run with roles; raise Wrong with every problem.
 
-    It is the spec of the main role, or of the first if none is main, with the others in `roles`.
+    It is the spec of the main role (`main: true`), or of the first if none is main, with the others in `roles`.
     """
     # In a pool spares are the run's, whose roles have more nodes together: the plan knows what each place can do.
     job = replace(job, checks=tuple(check for check in job.checks if check is not spares_need_nodes))

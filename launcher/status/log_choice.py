@@ -69,8 +69,8 @@ def _line_at(fd: int, offset: int) -> int:
 
 
 def _last_lines(fd: int, most: int, wanted: Callable[[bytes], bool]) -> tuple[int, int]:
-    """Return (the offset of the first of the last lines for which `wanted` returns True, how many such lines there are
-    from there on, at most `most`).
+    """Return (offset, number) of the last lines for which `wanted` returns True, at most `most`: where the first of
+    them begins, and how many there are. Without one the offset is the end of the file.
     """
     begin, found = os.fstat(fd).st_size, 0
     for start, line in _backwards(fd, begin):

@@ -281,7 +281,8 @@ def _unmake(made: Opened, batch: Path | None) -> None:
 
 
 def _write(draft: RunDir, wish: Request, unfrozen: Plan, submit_token: str, batch: Path | None) -> None:
-    """Write the first contents of a run's folder, without syncing them to disk.
+    """Write the first contents of a run's folder, without syncing them to disk: its spec, plan, code, secrets, list of
+    who is notified, and the records of its first attempt.
 
     `unfrozen` is the run's plan, in which the digest of its code is missing, `submit_token` the name by which its job
     is found on the cluster, and `batch` the folder of its job array (None: it is in none).

@@ -67,9 +67,11 @@ class Targets:
 
 
 class Reader:
-    """Reads one checkpoint for one rank: `prepare`, then `read` or `compare`, then `apply`.
+    """Reads one checkpoint for one rank, into the objects `subjects` of the training.
 
-    Without a world (`world` None), state that belongs to a single rank is left out.
+    `prepare` finds what this rank needs, `read` fills the tensors, and then `apply` restores all other state; `compare`
+    in place of `read` only checks the digests. State that belongs to a single rank is left out if there is no world
+    (`world` None), or if another number of ranks saved it.
     """
 
     def __init__(self, path: Path, manifest: Manifest, subjects: Subjects, world: World | None) -> None:

@@ -131,8 +131,9 @@ def place(
 def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None) -> None:
     """Remove the draft or checkpoint that `prepare` or `place` made on this disk, after another disk has failed.
 
-    `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too. Raises Fenced, CheckpointDamaged if
-    a fence is damaged, or OSError.
+    A checkpoint of the step with another manifest is left alone. `token` is that of this start of the ranks: once a
+    newer start owns the folder, only the draft is removed, and Fenced is raised. `run_dir` is the run's folder, whose
+    FENCE (the newest attempt) is checked too. Raises also CheckpointDamaged if a fence is damaged, or OSError.
     """
     final = draft.parent / folder_name(manifest.step)
     remove([draft])

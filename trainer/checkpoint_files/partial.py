@@ -240,7 +240,11 @@ def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:
 
 
 def _make(final: Path, data: bytes) -> None:
-    """Make the folder `final` of a committed checkpoint that has only its manifest, whose encoded form is `data`."""
+    """Make the folder `final` of a checkpoint that other disks have, so that its files can be received into it.
+
+    At first it has only the manifest, whose encoded form is `data`. A folder that another process has made meanwhile is
+    left as it is.
+    """
     folder = final.parent
     make_folder(folder)
     draft = folder / copy_name(final.name)

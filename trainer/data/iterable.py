@@ -94,7 +94,7 @@ def is_iterable(dataset: Any) -> bool:
 def has_shards(dataset: Any) -> bool:
     """Return whether the data set has canonical shards, that is a method `read_shard`.
 
-    Such a stream is in `shards` parts on any number of ranks.
+    Such a stream is divided into as many shards as its attribute `shards` tells, whatever the number of ranks.
     """
     return callable(getattr(dataset, "read_shard", None))
 
@@ -184,7 +184,7 @@ class _Stream:
         self._items = iter(self.dataset)
 
     def _seed_for_reading(self) -> None:
-        """Seed the generators for reading the next step."""
+        """Seed Python's, NumPy's and torch's generators for the next step: by `seeds`, the epoch and how far it is."""
         seed_draws(*self.seeds, self.epoch or 0, _READING, self.done)
 
 

@@ -60,7 +60,10 @@ class TrackingLogger(Callback):
         self._done = False
 
     def tracker(self, about: About) -> Tracker:
-        """Return the connection to the server for the training `about`; a subclass has to define this method."""
+        """Return the connection to the server; a subclass has to define this method.
+
+        `about` has the training's id, its settings, and the folder of its metrics files.
+        """
         raise NotImplementedError
 
     def on_start(self, training: Training) -> None:

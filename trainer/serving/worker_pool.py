@@ -233,7 +233,7 @@ class WorkerPool:
 
 
 def _unfit() -> str:
-    """Return why this process cannot be forked, or "" if it can be."""
+    """Return why this process cannot be forked, or "" if it can be: a single thread, and no CUDA so far."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"{threads} threads where one was expected"

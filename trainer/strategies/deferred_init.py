@@ -168,7 +168,11 @@ def is_deferred() -> bool:
 
 
 def make_deferred(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """Return the model that `make` makes, with uninitialised parameters; None if something depends on their values."""
+    """Return the model that `make` makes, with uninitialised parameters; None if something depends on their values.
+
+    Something does if `make` reads a value that was not initialised, draws random numbers for anything else after that,
+    or leaves such a value in a tensor that no checkpoint replaces.
+    """
     deferred = _DeferredInit()
     with _watched(deferred):
         try:

@@ -125,7 +125,8 @@ def cut_by_layers(parts: Sequence[str], layers: Sequence[str], stages: int) -> R
 def cut_at(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows:
     """Return for each stage the names of its parts; the second and further stages begin with the parts `begins`.
 
-    Raises BadSettings for unknown parts, a wrong number, or a wrong order.
+    Raises BadSettings for unknown parts, or unless `begins` has one part less than there are stages, in the order of
+    `parts` and without the first of these.
     """
     if strangers := [name for name in begins if name not in parts]:
         raise BadSettings(

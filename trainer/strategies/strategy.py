@@ -284,9 +284,9 @@ def _added_up(norm: Tensor) -> Tensor:
 
 @contextmanager
 def undone(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Drop gradients in the context; at its end restore random generators, buffers and gradients.
+    """Drop the module's gradients for the context; at its end restore gradients, buffers and random generators.
 
-    Parameters must not change.
+    Parameters are not restored, so the context must not change them.
     """
     generators = state_of_generators(device)
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]

@@ -1,4 +1,7 @@
-"""Predict on nodes that share no disk: copy the checkpoint to all nodes, and the answers to the first."""
+"""Predict on nodes that share no disk: copy the checkpoint to all nodes, and the answers to the first.
+
+A shard is a range of samples; its answers are in one file.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,7 +99,7 @@ def _pieces(folder: Path, held: Held, name: str, having: int, world: World) -> I
 
 
 def missing_on_all(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[range]:
-    """Return the shards that are on no disk; all ranks call it.
+    """Return the shards whose answers are complete on no disk; all ranks call it.
 
     `leaders` gives for each rank the rank that reads and writes files on its disk.
     """
@@ -121,7 +124,7 @@ def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> N
 
 
 def _there(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[set[range]]:
-    """Return, by rank, the complete shards on the rank's disk, or an empty set if another rank reads that disk.
+    """Return, by rank, the shards whose answers are complete on the rank's disk; none if another rank reads that disk.
 
     `leaders` gives for each rank the rank that reads and writes files on its disk. All ranks call it.
     """

@@ -223,7 +223,9 @@ class Engine:
         return future
 
     def _from_cache(self, answer: Any) -> Computed:
-        """Return a cached answer, which is JSON, as a Computed, with the step of the present workers' checkpoint."""
+        """Return the cached `answer`, encoded as JSON, in the form of a computed one: with the step of the present
+        workers' checkpoint, and marked as cached.
+        """
         return Computed(answer, self.step, cached=True)
 
     def _pump(self) -> None:

@@ -82,7 +82,7 @@ class Link:
         await asyncio.get_running_loop().sock_sendall(self._end, data)
 
     def close(self) -> None:
-        """Stop receiving, and close the connection."""
+        """Stop receiving, and close the connection; `ended` is not called."""
         self._task.cancel()  # and then the socket is closed: not before nobody waits for it
 
     async def _listen(self) -> None:

@@ -88,7 +88,10 @@ def application(engine: Engine, run: str, *, tells_hits: bool) -> FastAPI:
 
 
 async def _predict_one(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
-    """Compute the input in a request body; return (the answer as JSON, a list with only that answer)."""
+    """Compute the input in a request body; return (the answer as JSON, a list with only that answer).
+
+    Raise WrongInput if the input does not fit the schema, or an error of `Engine.ask`.
+    """
     (found,) = await engine.ask([engine.inputs.one(body)])
     return found.json, [found]
 

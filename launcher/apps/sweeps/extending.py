@@ -34,7 +34,8 @@ def queue_extensions(sweep: SweepDir, status: SweepState, count: int, overrides:
 def best_runs(trials: Sequence[TrialNote], mode: str) -> list[TrialNote]:
     """Return the best complete trial of each run, best first; runs with a running or paused trial are left out.
 
-    The best value is the highest if `mode` is "max", else the lowest.
+    A run that was trained further has several trials. The best value is the highest if `mode` is "max", else the
+    lowest.
     """
     sign, busy = 1 if mode == "max" else -1, {one.run for one in trials if one.state in ("running", "paused")}
     complete = [one for one in trials if one.state == "complete" and one.value is not None and one.run not in busy]

@@ -243,9 +243,10 @@ def _without_place(line: str, file: Path) -> str:
 
 
 def _ranks(text: str) -> str:
-    """Return torchrun's --nproc-per-node as a spec writes it: a number or `auto`.
+    """Return torchrun's --nproc-per-node as a spec writes it: a number, or `auto` for one rank per GPU.
 
-    Raise ArgumentTypeError for any other text.
+    `cpu` becomes the number of this machine's processors, `gpu` becomes `auto`. Raise ArgumentTypeError for any other
+    text.
     """
     if text == "cpu":
         return str(os.cpu_count() or 1)

@@ -46,7 +46,9 @@ class Checkup:
         return devices_of(self._gpus)
 
     def devices_of_ranks(self, local_ranks: Collection[int]) -> tuple[str, ...]:
-        """Return the devices on which the ranks with the numbers `local_ranks` on this node compute."""
+        """Return the devices on which the ranks with the numbers `local_ranks` on this node compute: on the GPUs in
+        turn, or on the CPU if the node has none.
+        """
         if not self._gpus:
             return self.devices if local_ranks else ()
         return tuple(sorted({f"cuda:{local % self._gpus}" for local in local_ranks}))

@@ -143,8 +143,8 @@ class KubernetesSystem(BatchSystem):
         return os.environ["JOB_LAUNCH_POD"]
 
     def hosts(self) -> dict[str, str]:
-        """Wait until all pods of this start have come, and return the address of each by its name; addresses are new at
-        each start. Raise LaunchError if a pod does not come.
+        """Wait until all pods of this start run, and return the address of each by the pod's name; addresses are new at
+        each start. Raise LaunchError if a pod is missing after `_MEETS_S` seconds.
         """
         return meet(Path(os.environ[FOLDER]), int(os.environ["JOB_LAUNCH_PODS"]), _MEETS_S)
 

@@ -103,7 +103,7 @@ class LoginCluster(Place):
         return waiting.queue_problems(address_for(spec.login), spec.queue, awaited)
 
     def runs_folder(self, spec: JobSpec) -> str:
-        """Return the folder on the login node that contains the folders of runs."""
+        """Return the path, on the login node that `spec` names, of the folder that contains the folders of runs."""
         return waiting.runs_folder(address_for(spec.login))
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:

@@ -211,8 +211,10 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
 
 
 def bring_newest(run: RunDir) -> None:
-    """Copy the newest checkpoint, from which the run would continue elsewhere, and the logs if the login node
-    answers.
+    """Copy the run's newest checkpoint, from which it would continue elsewhere, and its best one to this machine; then
+    also the new logs and metrics of those of its login nodes that answer.
+
+    Raise Unreachable or NotTransferred if there is a newest checkpoint, or may be one, and it cannot be had.
     """
     mirror.bring_newest(run, holders_of(run))
     _bring(run)

@@ -114,7 +114,9 @@ class LsfSystem(BatchSystem):
         return [job for job in read_jobs(answer.out, time.time()) if named in ("", job.name)]
 
     def fate(self, job: str) -> Fate:
-        """Return what LSF is doing with the job, by its history: bjobs still shows it as running."""
+        """Return what LSF is doing with the job: by the signals in its history (bhist), as bjobs shows a job that is
+        being ended as running; by bjobs if the history has no signal.
+        """
         return fate_of(ask(["bhist", "-l", job]).out) or super().fate(job)
 
     def this_start(self) -> JobStart:

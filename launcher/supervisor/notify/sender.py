@@ -272,9 +272,10 @@ def send_all(run: RunDir, number: int, linger_s: float) -> None:
 
 
 def _lock_once_free(run: RunDir, stdin: "select.poll", stack: ExitStack) -> bool:
-    """Wait for the lock that the previous attempt's sender holds until it sees the newer attempt, and return True.
+    """Wait until the previous attempt's sender has released the lock on sending, as it does when it sees the newer
+    attempt; then put the lock, held, into `stack` and return True.
 
-    `stack` then holds the lock. Return False if stdin has ended and the lock has not become free within 15 seconds.
+    Return False if the lock is not free 15 seconds after stdin has ended, that is after the supervisor has exited.
     """
     until: float | None = None
     while stack.enter_context(locked(run.notify_lock, optional=True)) is None:

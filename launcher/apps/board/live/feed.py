@@ -107,7 +107,9 @@ class WatchedRun:
             yield "log", new
 
     def _head(self, status: RunStatus, row: BoardRow) -> RunHead:
-        """Return the part of the run's data that may change."""
+        """Return the part of the run's data that may change, from its status and its row in the table of runs: also the
+        newest loss, the checkpoint, and the report on a hang, which is read once for each verdict.
+        """
         verdict = status.message, status.last_word
         if verdict != self._hang[0]:  # a report is large: it is read once for each verdict
             self._hang = verdict, hang_of(self.run, status)

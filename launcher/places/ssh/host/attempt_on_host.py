@@ -32,7 +32,7 @@ from launcher.supervisor.roles import make_role_dir
 class AttemptOnHost:
     """An attempt as one host works in it.
 
-    `move` changes to another attempt, in which the host keeps its name from the first plan.
+    `move` changes to another attempt, in whose plan the host has the same name, `host`, but maybe another node number.
     """
 
     def __init__(self, run: RunDir, number: int, node: int) -> None:

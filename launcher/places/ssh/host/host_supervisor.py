@@ -139,7 +139,8 @@ def _wait_for_go(supervisor: SupervisorState, go: BinaryIO) -> bool:
 
 
 def _another_was_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> bool:
-    """Return whether another supervisor was told to begin; ask the others every `turn_s` seconds.
+    """Return whether the submitter, which has exited, told another supervisor to begin the attempt; ask the others
+    every `turn_s` seconds.
 
     Return False once all of them deny it, none can be reached several times in a row, or half a minute has passed.
     """
@@ -212,8 +213,8 @@ def waits_first(plan: Plan) -> bool:
 
 
 def wait_for_turn(supervisor: SupervisorState, wakeup: Wakeup) -> bool:
-    """Wait until nothing but slots holds the run back, such as a start time or another run; return False if the run was
-    stopped or has ended before.
+    """Wait until nothing holds the run back any more, such as a start time or another run, except that it needs slots.
+    Return False if the run was stopped, has ended, or waits for what cannot happen any more.
 
     Only the leader checks this, and the other hosts ask it; until then none of them takes slots.
     """

@@ -64,7 +64,9 @@ def host_index_file(attempt: AttemptDir, *, apart: bool) -> Path:
 
 
 def taken(attempt: AttemptDir) -> HostIndex | None:
-    """Return the record of this host's node number and GPUs in the attempt, or None if it cannot be read."""
+    """Return the record of this host's node number and GPUs in the attempt, or None if there is none, as on a host that
+    was not prepared for the attempt, or if it is damaged.
+    """
     return readable(host_index_file(attempt, apart=True), HostIndex) or readable(
         host_index_file(attempt, apart=False), HostIndex
     )

@@ -177,7 +177,9 @@ def _is_of(line: bytes, attempt: int) -> bool:
 
 
 def _disks(opening: Open) -> _Disks:
-    """Return the hosts in the message's plan, and whether each should have a disk of its own."""
+    """Return a part of the message's plan: its hosts, by node, and whether each keeps its runs on a disk of its own
+    instead of one that all share.
+    """
     return decoder_of(_Disks).decode(opening.plan)
 
 

@@ -159,8 +159,8 @@ class SupervisorRpc:
                 await wire.deliver(await answering)
 
     def _answered(self, question: SupervisorQuestion, asker: str) -> SupervisorReply:
-        """Return the answer to a question, or Declined with the reason if it is refused; `asker` is the address it came
-        from.
+        """Return what `answer` returns for a question that came from the address `asker`, or Declined with the reason
+        if it raises LaunchError.
         """
         try:
             return self._answer(question, asker)

@@ -182,8 +182,9 @@ def _keep_beginning(run: RunDir, attempt: AttemptDir, told: HostReport) -> None:
     """Record on this machine an attempt that hosts opened by themselves: with this machine's plan of the run, changed
     to those hosts that run the attempt.
 
-    Raise LaunchError if the run continues on hosts to which it was not handed. Only a run from another machine may do
-    so, on hosts that this machine's pool lacks; these are left out of the plan.
+    A run that was submitted on another machine may continue on hosts that this machine's pool lacks, which are left out
+    of the plan. Raise LaunchError if any other run continues on a host to which it was not handed, or if the report
+    names a host twice or none that is known here.
     """
     begun, plan = told.head.begun or OpenedByHosts((), None, time.time()), read_plan(run, attempt.number)
     addresses = {place.host.name: place.address for place in places_of(run)}
