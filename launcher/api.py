@@ -615,7 +615,9 @@ def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
 
 
 def kept_text(kept: KeptRemote) -> str:
-    """Return a line of text for the user that says what was not deleted on a machine, and why."""
+    """Return a line of text for the user that says whose files on another machine were not deleted, and why: it did not
+    answer, or processes of these runs are alive there.
+    """
     if kept.silent:
         return f"{kept.where} was not asked: what it may keep of {', '.join(kept.runs)} stays there ({kept.silent})"
     return f"{kept.where}: processes of {', '.join(kept.live)} are there: its files stay"

@@ -233,10 +233,10 @@ class Membership:
         return self._ours and self._at_a_port and self.taken == 1 and self.world.size <= _MESH
 
     def rejoin(self, until_readable: int) -> World:
-        """Give up the group, which has lost a rank, and wait for the other ranks at the environment's new address.
+        """Give up the group, which has lost a rank, and meet the other ranks at the address now in the environment.
 
-        Returns the new world. Raises the errors of `join`, such as torch's RuntimeError once the descriptor
-        `until_readable` is readable: launch has sent another message, and the ranks meet elsewhere.
+        Returns the new world. Raises the errors of `join`. One is torch's RuntimeError once the descriptor
+        `until_readable` is readable: launch has sent another message, and this meeting is given up for another.
         """
         device = self.world.device
         if not dist.is_initialized():  # the meeting before this one came to nothing

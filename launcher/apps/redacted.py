@@ -51,7 +51,9 @@ class _SpelledOut(msgspec.Struct, frozen=True):
 
 
 def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
-    """Yield the secrets of a run's attempts up to `attempt`; raise LaunchError or OSError if a record is unreadable."""
+    """Yield the secrets of a run's attempts up to `attempt`, each in the forms in which a text may contain it, for
+    instance as JSON; raise LaunchError or OSError if a record is unreadable.
+    """
     for value in (read_record(run.secrets, dict[str, str]) or {}).values():
         yield from _as_shown(value)
     if (told := read_record(run.notify, Notifying)) is not None:

@@ -286,8 +286,9 @@ class Generation:
         return min(moments) if 0 < len(moments) < self._live else inf
 
     def active_from(self, mono: float) -> float:
-        """Return the earliest time of last activity of the live ranks that have reported something in this generation,
-        since when one of them has been silent; `mono`, the present, if none has reported.
+        """Return when the rank that has been silent longest was last active; `mono`, the present, if there is none.
+
+        Only live ranks count that have reported something in this generation.
         """
         return min((rank.active_at for rank in self.ranks if rank.live and rank.reported), default=mono)
 

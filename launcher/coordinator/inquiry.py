@@ -230,8 +230,11 @@ class Inquiry:
         return msgspec.structs.replace(look, gpus_busy=busy)
 
     def _is_certain(self, found: HangVerdict, mono: float) -> bool:
-        """Return whether waiting longer cannot help: a signal has stopped ranks while others ran, or two inspections
-        gave the same verdict, such as a mismatch of collectives, which time does not mend.
+        """Return whether waiting longer cannot help, so that the generation is to be closed for the verdict `found`.
+
+        Either two inspections in a row gave the same verdict, of a kind that time does not mend, such as a mismatch of
+        collectives. Or a signal has stopped all the ranks at fault while others ran; or stopped some of them, which two
+        inspections saw during a long silence.
         """
         if found.kind is HangKind.FROZEN:
             stopped = [self._looks[rank].state == "T" for rank in found.ranks if rank in self._looks]

@@ -104,9 +104,11 @@ class Crash:
 
 
 def crash_in(lines: Sequence[str]) -> Crash:
-    """Divide a log where faulthandler's last report begins, and return both parts.
+    """Divide the lines of a log where faulthandler's last report of a crash begins, and return both parts; without a
+    report, all lines and an empty `stack`.
 
-    Only the thread that crashed is kept of the report, or the last one listed (the main thread) if none is marked.
+    Only the report's first line and the stack of one thread are kept, without the launcher's frames: the thread marked
+    as current or, if none is, the last one listed, which is the main thread.
     """
     begin = next((number for number in range(len(lines) - 1, -1, -1) if lines[number].startswith(_FATAL)), None)
     if begin is None:

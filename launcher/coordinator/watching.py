@@ -311,7 +311,9 @@ class Watch:
             attempt.standing.message = f"{done}; their last checkpoint gets its copies"
 
     def _stopped(self, node: KnownNode, message: messages.Stopped) -> None:
-        """Record that a node has ended its ranks; close the generation if that was not requested."""
+        """Record that a node has ended its ranks. If it was not ordered to, close the generation as a launcher's fault;
+        if it was to leave the generation, continue without it.
+        """
         attempt = self._attempt
         if node.stale_agent is not None or message.generation < node.holds:
             return

@@ -87,7 +87,7 @@ class ReplicaFiles:
         return frozenset(next(held, ()))
 
     def has(self, save: Save, name: str, size: int) -> bool:
-        """Return whether the file exists in the folder with this size."""
+        """Return whether this disk has the file `name` of the checkpoint, with this size."""
         try:
             return self.size(save, name) == size
         except SaveGone:

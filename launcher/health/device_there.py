@@ -211,8 +211,8 @@ class _Product:
         self.compare(where)
 
     def compare(self, where: str = "") -> None:
-        """Compare the last product with the expected one; raise WrongResult, with `where` in its text, if they
-        differ.
+        """Compare `result`, into which the device has multiplied the matrices, with the expected product; raise
+        WrongResult, with `where` in its text, if they differ.
         """
         wrong = self.result != self.expected
         count = int(wrong.sum().item())

@@ -1574,8 +1574,8 @@ class Zygote:
                     raise NoFork(f"the preloaded modules have opened {device}")
 
     def _suspects(self) -> str:
-        """Return as text, for the refusal of a fork, which other threads run here and which imports started some; "" if
-        none is known.
+        """Return the end of the message that refuses a fork because other threads run in this process: their names, and
+        the modules whose import started threads; "" if neither is known.
         """
         threading = sys.modules.get("threading")
         names = [thread.name for thread in threading.enumerate()[1:]] if threading is not None else []

@@ -283,7 +283,9 @@ def _problem_lines(problems: Sequence[Problem], shown: str) -> list[str]:
 
 
 def _keyed(problem: Problem) -> Problem:
-    """Return the problem, with `clusters` as the key that it is about if it had none."""
+    """Return the problem; if it names no key, because it is about the whole file, with the key `clusters`, so that the
+    message does not speak of a spec.
+    """
     return problem if problem.key else replace(problem, key=("clusters",))
 
 

@@ -285,7 +285,8 @@ def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
 
 
 def _refused(target: Target, master: Running) -> Unreachable:
-    """Return the error that fits the lines which ssh printed.
+    """Return the error for a login that failed, chosen by the last lines that ssh (`master`) has printed: NoAccess if
+    no key was accepted, Dropped if the host closed the connection, or Unreachable, also for an untrusted host key.
 
     If a jump host is the reason, ssh's last line only says that the connection was closed, so earlier lines are used.
     """

@@ -94,7 +94,9 @@ def resolved(target: Target) -> Target:
 
 
 def configured() -> list[str]:
-    """Return the ssh options that name the configuration file in use, or none for the usual one."""
+    """Return the options with which ssh is to be called so that it uses the same configuration file as the launcher:
+    `-F` and the file, or an empty list if that is the one that ssh uses by itself.
+    """
     named = os.environ.get("LAUNCH_SSH_CONFIG")
     if not named:
         own = Path.home() / ".ssh" / "config"
@@ -228,10 +230,12 @@ def who(target: Target) -> str:
 
 
 def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str], name: str) -> tuple[Path, ...]:
-    """Return those of the key files that exist: the host's own, or else the configuration's (`named`) or the usual
-    ones.
+    """Return the key files with which to log in: the host's `own` from the clusters file, then those of `named` that
+    exist.
 
-    `tokens` has the values of tokens such as %h, and `name` is the host's name for messages.
+    `named` are the IdentityFile words of ssh's configuration. If there are none, or only the usual ones (such as
+    ~/.ssh/id_ed25519), `own` alone is returned or, without `own`, the usual ones that exist. `tokens` has the values of
+    tokens such as %h, and `name` is the host's name for messages.
     """
     if own and (not named or set(_DEFAULT_KEYS) <= set(named)):
         return own

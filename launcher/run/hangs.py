@@ -80,13 +80,13 @@ Groups = Annotated[tuple[GroupLook, ...], msgspec.Meta(max_length=MOST_GROUPS)]
 
 
 class FlightRecord(msgspec.Struct, frozen=True):
-    """A rank's answer about what it is doing: the stacks of its threads, and its process groups from torch's Flight
-    Recorder.
+    """A rank's answer to its agent, which has asked what the rank is doing: the stacks of its threads, and its process
+    groups from torch's Flight Recorder.
 
-    `number` is that of the question; `problem` says why there are no groups.
+    `number` is that of the agent's question; `problem` says why there are no groups.
     """
 
-    number: _Number  # number of the question
+    number: _Number  # number of the agent's question, which the answer repeats
     stack: Frames = ()  # of the main thread, the innermost frame first
     threads: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # of all other threads
     groups: Groups = ()

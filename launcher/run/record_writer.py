@@ -41,9 +41,10 @@ _Entry = Event | RankExit | RunState | AttemptEnd | KeptHang | RoleEnd
 class RecordWriter:
     """A thread that writes records: `write` returns at once, and entries wait while the disk refuses them.
 
-    `state_waits` is True if a state is among the waiting entries. After the first failure that is not the disk's, such
-    as a newer attempt's fence, nothing more is written and `failed` is called, once, from the writer's thread. `notify`
-    is called once records that others need at once are on disk.
+    `state_waits` is True if a RunState is among the waiting entries. After the first failure that is not the disk's,
+    such as the fence by which a newer attempt forbids writing, nothing more is written and `failed` is called, once,
+    from the writer's thread. `notify` is called from there each time an event is on disk that other hosts must have
+    before the run goes on.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class RecordWriter:
         notify: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread that writes records; the first record that takes longer than `lease_s` to reach the disk is
-        reported. `notify` is called when a record that others need at once is on disk.
+        reported. `notify` is called when an event that other hosts must have before the run goes on is on disk.
         """
         self._notify = notify
         self._lease_s, self._told, self._waited = lease_s, False, False

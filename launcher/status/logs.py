@@ -186,7 +186,9 @@ class LogReader:
         return choice.matches(line.text)
 
     def _begin_near_the_end(self, last: int) -> None:
-        """Skip generations and parts of files that are older than the last `last` wanted lines."""
+        """Open only the newest log folders, each file from near its end: as much as is needed for the last `last` lines
+        that `choice` selects. Older lines are skipped.
+        """
         found = 0
         for key, folder in sorted(self._folders(), reverse=True):
             if found >= last:

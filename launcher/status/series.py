@@ -55,7 +55,7 @@ _reports = msgspec.json.Decoder(_Line)
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A summary of one metric of a run: its last value and its best one. `best` is None if the metric's name does not
-    tell whether larger or smaller values are better.
+    tell whether larger or smaller values are better, or no value is finite.
     """
 
     name: str
@@ -173,7 +173,11 @@ def figures_of(rows: Rows) -> list[Figure]:
 
 
 def _figure(name: str, values: list[tuple[int, float]]) -> Figure:
-    """Return the summary of a metric from its (step, value) pairs, of which the last is the newest."""
+    """Return the summary of a metric: its last and its best value, with their steps; no best one if all values are
+    infinite or NaN, or the name does not tell whether larger or smaller is better.
+
+    `values` are (step, value) pairs, of which the last is the newest.
+    """
     last_step, last = values[-1]
     finite = [(value, step) for step, value in values if math.isfinite(value)]
     way = better(name)

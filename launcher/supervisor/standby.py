@@ -35,8 +35,8 @@ class StandbySupervisor:
     """A started supervisor, as seen by its starter; it runs the strategy class `strategy`, written MODULE:CLASS, with
     the arguments `words`, for the run in `run_dir`.
 
-    `keep` are descriptors that it inherits. `start` is a function that starts it; without one it is started as a child
-    process.
+    `keep` are descriptors that it inherits. `start` is a function that starts it, for instance by a fork of a process
+    with all imports done; without one, or if that returns False, it is started as a child process.
     """
 
     def __init__(

@@ -352,8 +352,8 @@ class Saver:
     def _prepare(self, draft: Path, manifest: Manifest, files: list[_File]) -> Outcome:
         """Write the manifest and sync the draft to disk, so that only the final rename is left; return the outcome.
 
-        `files` describes the file of each rank. Only the rank that acts for the disk does anything; the others return a
-        success.
+        `files` describes the file of each rank. An error, or a problem of a rank's file, makes the outcome a failure
+        and is not raised. Only one rank for each disk does anything; the others return a success.
         """
         if not self._save_group.acts_for_disk:
             return Outcome(manifest.step)

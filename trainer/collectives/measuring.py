@@ -42,7 +42,7 @@ def members(many: int, nodes: int, per_node: int) -> tuple[int, ...]:
 
 
 def repetitions(size_bytes: int) -> int:
-    """Return the number of repetitions, fewer for large messages."""
+    """Return how many times an operation on `size_bytes` is timed: 20, or fewer (10 or 5) for a large message."""
     return 20 if size_bytes <= 2**16 else 10 if size_bytes <= 2**22 else 5
 
 

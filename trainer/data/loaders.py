@@ -176,9 +176,12 @@ class LoaderBatches:
             return [] if self._items is None else list(islice(self._items, self._sharing.accumulate))
 
     def _parts(self, step: list[Any], samples: list[int], total: int) -> Iterator[Batch]:
-        """Yield the step's batches; with several ranks followed by fillers up to `accumulate`, which do not count.
+        """Yield this rank's batches of a step; with several ranks always `accumulate` batches.
 
-        `samples` has the samples of each batch, `total` is those of the step over all ranks.
+        Every rank must do the same number of passes: if `step` has fewer batches, one is repeated with 0 samples, so
+        that it does not count.
+
+        `samples` has the number of samples in each batch of `step`, and `total` is that of the step over all ranks.
         """
         sharing = self._sharing
         parts = list(zip(step, samples, strict=True))
@@ -229,7 +232,11 @@ def _length(loader: Any) -> int | None:
 
 
 def _check(loader: Any, sharing: Sharing) -> None:
-    """Raise BadSettings if the loaders' batches do not add up to `batch_size`, or each rank would get all samples."""
+    """Raise BadSettings if the loader cannot give the ranks their shares of each step.
+
+    Its batches must add up to `batch_size` over all ranks and micro-batches, and with several ranks its sampler must
+    not be one that gives every rank all samples.
+    """
     name, world_size, own = type(loader).__name__, sharing.world_size, loader.batch_size
     if own is not None and (expected := own * sharing.accumulate * world_size) != sharing.batch_size:
         raise BadSettings(

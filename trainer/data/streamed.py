@@ -250,9 +250,10 @@ class Streamed:
         self._close_steps()
 
     def _next(self, steps: Generator[Step, None, None]) -> Step:
-        """Return the next of `steps`, with its `samples` counted over all ranks; all ranks call it.
+        """Return the next of `steps`, with the number of samples of all ranks as its `samples`; all ranks call it.
 
-        A rank without samples gets fillers, batches that do not count, while other ranks have samples.
+        If this rank has no samples left while other ranks have some, the step has fillers: the batches of its last
+        step, with 0 samples, so that they do not count. After an error the stream is closed.
         """
         try:
             step = next(steps)

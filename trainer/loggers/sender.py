@@ -46,7 +46,7 @@ class Tracker(Protocol):
         """
 
     def close(self, *, done: bool) -> None:
-        """End the connection; `done` says whether the training has ended."""
+        """Close the run on the server: as finished if the training is `done`, else as failed or killed."""
 
 
 class Sender:
@@ -80,7 +80,8 @@ class Sender:
     def end(self, patience_s: float, *, done: bool) -> None:
         """Send the waiting rows within `patience_s` seconds, log how many could not be sent, and close the run.
 
-        `done` says whether the training has ended.
+        With `done` the training has ended, and the run is closed as finished; else as failed or killed. If the server
+        does not answer in time, the run is not closed.
         """
         with self._changed:
             self._done = done

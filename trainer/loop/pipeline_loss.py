@@ -294,9 +294,9 @@ def _number(value: Any, device: torch.device) -> Tensor:
 
 
 def _parts(data: Any, samples: int, many: int) -> list[Any]:
-    """Return the batch `data` in `many` equal parts.
+    """Return the batch `data` in `many` equal parts, by its first dimension; `many` has to divide `samples`.
 
-    Raises TrainerError unless it consists of tensors of `samples` items.
+    Raises TrainerError unless `data` consists of tensors of `samples` items.
     """
     for leaf in tree_flatten(data)[0]:
         if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != samples:

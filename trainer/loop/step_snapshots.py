@@ -140,9 +140,10 @@ class StepSnapshots:
         return fits
 
     def await_copies(self) -> None:
-        """Wait until this rank's state is sent to the rank that keeps it, and the state that this rank keeps has come.
+        """Wait until this rank's state is sent to the rank that copies it, and the state that this rank copies is here.
 
-        Raises RuntimeError if either of the two other ranks is gone.
+        Returns at once if states are not copied. Raises RuntimeError if the rank that receives this one's state, or the
+        one that sends its own, is gone.
         """
         if self.copies is not None:
             self.copies.finish()

@@ -114,7 +114,10 @@ def one_per_replica(mine: Any, world: World) -> list[Any]:
 
 
 def sum_over_ranks(world: World, number: int) -> int:
-    """Return the sum of `number` over all copies of the model, the same on all ranks, which all call it."""
+    """Return the sum of `number` over all ranks, or over all copies of the model if several ranks share one.
+
+    Every rank calls it, those of one copy with the same `number`, and gets the same sum.
+    """
     if world.control is None:
         return number
     total = torch.tensor(number if world.rank in world.replica_leaders else 0)

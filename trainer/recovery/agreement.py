@@ -91,7 +91,10 @@ def agree(reports: Sequence[RankReport], ranks_per_node: int | None = None) -> A
 
 
 def _agree_resized(reports: Sequence[RankReport], ranks_per_node: int) -> Agreement | str:
-    """Return the agreement, or as text why there is none, if the number of ranks has changed since the last step."""
+    """Return the agreement of ranks whose number has changed since the last step, or as text why there is none.
+
+    `ranks_per_node`, which has not changed, tells which rank keeps the copy of a lost rank's state.
+    """
     before = {(one.old_place[1], one.start) for one in reports if one.old_place is not None}
     if len(before) > 1:
         return "some ranks had not met the others when one more was lost"

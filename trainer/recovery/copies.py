@@ -64,7 +64,10 @@ class Copies:
         self._going.clear()
 
     def rejoin(self, world: World) -> None:
-        """Use the process groups of the new `world`; the copies received so far are kept."""
+        """Use the process groups of the new `world`.
+
+        The copies received so far are kept; transfers that were under way in the old groups are forgotten.
+        """
         self.world, self._coming, self._going = world, None, []
 
     def _keep(self, frame: Tensor) -> None:

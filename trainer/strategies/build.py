@@ -226,10 +226,10 @@ def summary(strategy: Strategy) -> str:
 def _make_module(
     model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings
 ) -> tuple[nn.Module, dict[str, Tensor] | None]:
-    """Return the model and None; or, with `by_parts`, the model without data, and this rank's rows of each parameter.
+    """Return the model, and None or {parameter name: the rows of it that this rank keeps}.
 
-    Without data means that the parameters are on the meta device. The rows are given by parameter name. Raises
-    BadSettings if `by_parts` is set and `model` is no function.
+    The rows are returned with the setting `by_parts`, and the parameters are then on the meta device. No rank ever has
+    the whole model in memory, so that `model` must be a function that makes it; raises BadSettings otherwise.
     """
     if not settings.by_parts:
         return (model if isinstance(model, nn.Module) else model()), None
@@ -362,10 +362,11 @@ def _wrap(
     *,
     deferred: bool = False,
 ) -> Wrapped:
-    """Wrap the model for its strategy; with `deferred`, ranks do not get rank 0's weights yet.
+    """Wrap the model for its strategy.
 
-    `blocks` are the parts to shard separately, and `rows` this rank's rows of a model on the meta device (None: it is
-    not there). `division` is None without tensor parallelism, `pipeline` without stages.
+    With `deferred` rank 0 does not send its weights, because all ranks are about to load the same ones. `blocks` are
+    the parts to shard separately, and `rows` this rank's rows of a model on the meta device (None: it is not there).
+    `division` is None without tensor parallelism, `pipeline` without stages.
     """
     units = chosen(module, settings.units, "units") if settings.units else []
     parts = list(dict.fromkeys([*units, *blocks]))

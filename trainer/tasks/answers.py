@@ -64,7 +64,7 @@ _JOB_WORDS = [field.name for field in dataclasses.fields(Job)]
 
 
 class Answers:
-    """The folder of a job's shards, and the file made of them."""
+    """The folder with the shards of one prediction (`job`), and the file `out` that is made of them in the end."""
 
     def __init__(self, out: Path, job: Job) -> None:
         self._out, self._job = out, job

@@ -269,8 +269,9 @@ def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterato
 def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: World) -> Iterator[tuple[Any, bool]]:
     """Yield batches until all ranks are done, for a model whose forward pass all ranks do together.
 
-    Each comes with True, or with False if it is a filler, made of `dataset`, for a rank without a batch. If one of the
-    ranks with the same samples has no more because it was asked to stop, the others drop theirs.
+    Each comes with True, or with False if it is a filler: a batch of `dataset` that a rank without one of its own
+    computes in vain, so that the others can go on. Ranks that share one copy of the model get the same samples. If one
+    of them has no more, because it was asked to stop, the others of this copy drop their remaining batches.
     """
     filler: tuple[Any, bool] | None = None
     together = world.replica_ranks

@@ -234,10 +234,11 @@ class Sweep:
         return importances(self._folder)
 
     def plot(self, out: str | Path, kinds: Sequence[str] = ()) -> list[str]:
-        """Write pictures of the sweep into the file `out`: a page (.html), or a single picture; return a line for each
-        that was left out.
+        """Write pictures of the sweep into the file `out`: a page with all of them (.html), or a single one (.png, .svg
+        or .pdf); return a line of text for each picture that could not be drawn.
 
-        Kinds are history, parallel, slice and importance; by default, all are drawn. Raise BadInput for any other.
+        Kinds are history, parallel, slice and importance (default: all). Raise BadInput for any other kind, for several
+        in a file for one, or if nothing can be drawn, for instance because too few trials are complete.
         """
         from launcher.apps.sweeps.pictures import KINDS, draw  # late: Optuna takes a second
 

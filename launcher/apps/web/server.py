@@ -292,7 +292,9 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Count the connection again as one without the token, after its response was sent."""
+        """Count the connection, after its response was sent, again among those that may be dropped if there are too
+        many, unless a request on it had the token.
+        """
         super().on_response_complete()
         if not self.proved and not self.transport.is_closing():
             self._door.count(self)

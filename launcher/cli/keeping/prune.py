@@ -165,8 +165,8 @@ def _others(one: api.Run, keep: str | int) -> list[Path]:
 
 
 def _row(one: Deletion, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]:
-    """Return the table row of a run, whose age is that at `now` (Unix time); `there` is what other machines store of
-    the runs.
+    """Return the table row of a run: its id, state, time since its end at `now` (Unix time), what is deleted, and the
+    size; with `there`, what other machines store of all the runs, also how much of this run they have.
     """
     over = one.status.ended_at or one.status.submitted_at
     goes = "all of it" if one.whole else figures.count(len(one.folders), "checkpoint")

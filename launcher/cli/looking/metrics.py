@@ -46,11 +46,11 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
 class RunRows(msgspec.Struct, frozen=True):
-    """The metrics of a run: a row per step with `step`, `at` (Unix time) and each metric by name; NaN and infinities
-    are text.
+    """The metrics of a run, or of a role of it, as `--json` prints them: a row per step with `step`, `at` (Unix time)
+    and each metric by name. NaN and infinities are text.
     """
 
-    run: str
+    run: str  # its name in `measured`
     rows: Sequence[dict[str, float | str]]
 
 

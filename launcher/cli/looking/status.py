@@ -75,7 +75,9 @@ def table(
 
 
 def together(rows: Sequence[RunRow]) -> list[RunRow]:
-    """Return the rows with those of each graph next to each other as a tree, at the place of the graph's first row."""
+    """Return the rows in another order: the runs of each graph, which are its steps, follow one another in the order of
+    its tree, where the first of them was; they are marked `drawn`. The other rows keep their order.
+    """
     first = dict[str, int]()
     for index, row in enumerate(rows):
         first.setdefault(row.member.graph if row.member is not None else row.status.run, index)

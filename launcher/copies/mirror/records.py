@@ -56,8 +56,8 @@ def renew(path: Path, record: T | None, kind: type[T]) -> None:
 
 
 def _exit_code(state: State, cause: Cause | None, reported: int | None) -> int:
-    """Return the exit code for `launch wait`: 0 only for success, else `reported` if it is one for an ended run, else
-    that of the cause.
+    """Return the exit code that `launch wait` gives for a run that ended elsewhere: 0 for success alone; else
+    `reported`, which the other machine has recorded, if it is a code for the end of a run; else the code of the cause.
     """
     if state is State.SUCCEEDED:
         return Exit.OK

@@ -69,10 +69,10 @@ def parts_of(found: Iterable[Tail]) -> tuple[Part, ...]:
 def grown(
     root: Path, folders: Sequence[str], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return (pieces with what the files below the folders of `root` have beyond `known`, whether there is more than
-    one answer may hold by the limits).
+    """Return (pieces of the files below these folders of `root`, whether to ask again): a piece is what a file has
+    beyond the bytes that the receiver has of it, and the number of these is in `known`, by the file's name.
 
-    `known` is the number of bytes of each file, by name, that the receiver has.
+    To ask again is necessary if the pieces have reached one of the limits of an answer.
     """
     return grown_of(root, _files(root, folders), known, limits)
 
@@ -80,10 +80,10 @@ def grown(
 def grown_of(
     root: Path, files: Iterable[Path], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return (pieces with what these files below `root` have beyond `known`, whether there is more than one answer may
-    hold by the limits).
+    """Return (pieces of these files below `root`, whether to ask again): a piece is what a file has beyond the bytes
+    that the receiver has of it, and the number of these is in `known`, by the file's name.
 
-    `known` is the number of bytes of each file, by name, that the receiver has.
+    To ask again is necessary if the pieces have reached one of the limits of an answer.
     """
     found: list[Tail] = []
     left = limits.answer_bytes

@@ -98,7 +98,7 @@ class Listener(Protocol):
         """
 
     def ended(self, exited: Exited) -> None:
-        """Called when a rank has ended."""
+        """Called when a rank has ended, with the message about it for the coordinator."""
 
 
 @dataclass(slots=True)

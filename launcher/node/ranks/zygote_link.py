@@ -227,7 +227,9 @@ class ZygoteLink:
         self._lose()
 
     def _handle(self, message: "_Message") -> None:
-        """Handle a message of the zygote."""
+        """Handle a message of the zygote: set what it reports here, or complete the fork that it answers. Raise
+        ValueError if it answers a fork that was not requested.
+        """
         match message:
             case _Began():
                 self.began = True

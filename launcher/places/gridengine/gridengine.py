@@ -279,7 +279,9 @@ def check_rule(pe: str | None, rule: str | None, nodes: int) -> None:
 
 
 def phase_of(state: str) -> Phase:
-    """Return the phase for qstat's state letters, such as qw, hqw, Eqw, t, r, Rr, S or dr."""
+    """Return the phase for qstat's state letters, such as qw, hqw, Eqw, t, r, Rr, S or dr: ENDING with a d, else QUEUED
+    with a q, else RUNNING. It is UNKNOWN if there is no letter or an unknown one.
+    """
     if not state or not set(state) <= set("dEhqrRsStTw"):
         return Phase.UNKNOWN
     return Phase.ENDING if "d" in state else Phase.QUEUED if "q" in state else Phase.RUNNING

@@ -55,8 +55,9 @@ def health_findings(python: str, gpus: int, environ: Mapping[str, str]) -> Itera
 
 
 def _checked(python: str, device: str, environ: Mapping[str, str]) -> DeviceHealth:
-    """Run the check of one device in the interpreter `python` with the variables `environ`, and return the device's
-    health.
+    """Check one device, such as `cuda:0` or `cpu`, in the interpreter `python` with the variables `environ`, and return
+    its health, which is unknown if the interpreter cannot be started. A check that takes too long is killed and judged
+    by what it printed.
     """
     try:
         done = subprocess.run(

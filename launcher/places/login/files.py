@@ -189,7 +189,9 @@ def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Pa
 
 
 def _outputs_of(remote: RemoteRun, known: dict[str, int]) -> tuple[tuple[tails.Tail, ...], bool]:
-    """Return (new pieces of output files beyond the sizes in `known`, whether there are more)."""
+    """Return (pieces of the files that ranks wrote beside their code, whether there are more). The login node sends
+    what each file has beyond the size that `known` has for it.
+    """
     answer = ask(remote.address, AskOutputs(remote.there, known), LogNews, timeout_s=_ANSWER_S)
     return answer.tails, answer.more
 

@@ -42,11 +42,12 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
 
 
 def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
-    """Return the overrides (`queue.after`, `queue.hold`, `queue.at`) by which the run on the login node waits for the
-    same runs, hold and time as the plan on this machine. Return an empty tuple if the plan sets no option of `queue`.
+    """Return the overrides by which the run on the login node waits as the plan on this machine says: `queue.after` for
+    the same runs, under their ids there, and `queue.hold` until a user releases it, if the plan has that.
+    `queue.at=null` removes a start time that the plan does not have any more.
 
-    Raise Refused if a run to wait for is not on that login node. With `again`, because the run has waited elsewhere
-    before, return the overrides in any case.
+    Return an empty tuple if the plan sets no option of `queue`, unless `again` says that an earlier attempt may have
+    been given some. Raise Refused if a run to wait for is not on that login node.
     """
     if not again and plan.spec.queue == _USUAL and not any(word.startswith("queue.") for word in plan.overrides):
         return ()

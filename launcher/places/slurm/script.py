@@ -184,8 +184,10 @@ def script_of(
 
 
 def _output(submit_token: SubmitToken, folder: str) -> str:
-    """Return the path pattern in `folder` for the batch process's output before it has a log of its own; it has a
-    number for each element if the submit token is an array's.
+    """Return sbatch's pattern for the path of the file in `folder` that gets the batch process's output before it has a
+    log of its own: one file for each job or, if the submit token is an array's, for each of the array's jobs.
+
+    Return /dev/null if sbatch cannot write into a folder of this name.
     """
     if any(sign in folder for sign in "\\\n\r"):
         return os.devnull  # neither sbatch nor the patterns of its file names have a way to write these

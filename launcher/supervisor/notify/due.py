@@ -66,7 +66,9 @@ def settled(events: Sequence[Event]) -> set[tuple[str, str]]:
 
 
 def mark(state: RunState | None) -> object:
-    """Return a value that changes whenever the run makes progress, taken from its state."""
+    """Return a value to compare with an earlier one: it differs if the run has made progress, that is if its attempt,
+    generation, state, step, checkpoint or metrics have changed.
+    """
     if state is None:
         return None
     return state.attempt, state.generation, state.state, state.step, state.checkpoint, state.metrics

@@ -224,8 +224,8 @@ class BatchSupervisor(Strategy):
         return end
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Return the next attempt if it can run in this allocation. Otherwise make the run continue in a later start or
-        another job, and return None.
+        """Return the next attempt if it can run in this allocation. Otherwise return None: the run has ended, or it
+        continues once the scheduler has started this job again, or in another job, which is submitted here.
         """
         close_tier(self.run.path, attempt.number)
         next_job = NextJob(self._queue, self.run, self._plan, self._job, self._wakeup)

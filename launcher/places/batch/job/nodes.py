@@ -115,7 +115,9 @@ def _has_a_new_agent(plan: Plan, agent: Path, lost_at: float) -> bool:
 
 
 def _answers(attempt: AttemptDir, node: int) -> bool:
-    """Return whether the machine of the node's agent answers a connection; a refused connection is an answer."""
+    """Return whether the machine of the node's agent answers within a time limit when this process connects to it; a
+    refused connection is an answer. Return False if its address is not recorded.
+    """
     agent, own = readable(attempt.agent(node), AgentRecord), readable(attempt.endpoint, Endpoint)
     if agent is None or own is None:
         return False

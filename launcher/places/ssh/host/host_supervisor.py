@@ -1,5 +1,5 @@
-"""Supervise a run on one host: hold the host's slots, run its agent, and run the attempts together with the other
-hosts.
+"""Supervise a run on one host: hold the host's slots (the GPUs or cores that the run needs there), run its agent, and
+run the attempts together with the other hosts.
 
 It boots while the submitter is connected, reports where it listens, receives the addresses of the others and then the
 message to begin, and from then on needs no submitter. Until that message it starts nothing. If it received only the
@@ -240,7 +240,9 @@ def wait_for_turn(supervisor: SupervisorState, wakeup: Wakeup) -> bool:
 
 
 def _wait_for_slots(supervisor: SupervisorState, wakeup: Wakeup, slots: Slots) -> bool:
-    """Wait until all hosts of the run have the slots they need; return False if the run was stopped or has ended."""
+    """Take this host's slots, and wait until all hosts of the run have theirs; return False if the run was stopped or
+    has ended. Slots are released meanwhile if an older run waits for them.
+    """
     soon_until = time.monotonic() + _SOON_FOR_S  # the usual case: all is free, and hosts differ by moments
     watch, ready = QueueWatch(supervisor), supervisor.ready
     while True:

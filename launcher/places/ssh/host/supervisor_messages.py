@@ -1,4 +1,5 @@
-"""Define the messages between the supervisors of a run.
+"""Define the messages between the supervisors of a run, one on each host. A host's slots are the GPUs or cores that it
+keeps for the run, its history is its copy of the run's events, and the leader is the host that decides for all.
 
 Ask ─► SupervisorStatus        the state of the other one
 Replica ─► Agreed              a record of the leader's, for hosts that do not share its disk
@@ -62,7 +63,7 @@ class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
-    """Ask the host to keep its slots for this attempt until the leader sends Commit."""
+    """Ask the host that receives this to keep its slots for this attempt until the leader sends Commit."""
 
     attempt: Number
 

@@ -274,8 +274,8 @@ class SupervisorState:
         return end is not None and end.state.ended
 
     def running_attempt(self) -> OpenAttempt | None:
-        """Return the message by which a lost host joins the present attempt, or None if this host does not lead it, or
-        it has not begun or has ended.
+        """Return the message that lets a lost host join the attempt that runs now and that this host leads. Return None
+        if this host does not lead, the attempt has not begun yet, or the run has ended with it.
         """
         if not self.leads or not self.ready.began or self.has_ended():
             return None

@@ -64,8 +64,10 @@ def _ask_hosts(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
 
 
 def _most_first(answer: Answer) -> int:
-    """Return a sort key that puts hosts that found more bytes first and silent hosts last. Of hosts with a shared disk,
-    the one that found most has looked before another one deleted the files.
+    """Return a sort key that puts hosts that found more bytes first and silent hosts last.
+
+    If hosts share a disk, only the first of their answers is used. It then is the one that was counted before another
+    of these hosts deleted the files.
     """
     one = answer[2]
     return 1 if isinstance(one, LaunchError) else -sum(one.runs.values())

@@ -190,7 +190,9 @@ def _leader_first(plan: Plan, places: Sequence[Place]) -> list[Place]:
 
 
 def _word(said: RunReport) -> ClusterAnswer:
-    """Return the run's state from a host's report."""
+    """Return the run's state in a host's report as a ClusterAnswer. A run that has ended counts as running while the
+    host has more of its events to send.
+    """
     now = time.time()
     match said.state:
         case State.QUEUED:

@@ -100,8 +100,10 @@ def ask_reports(run: RunDir, places: Sequence[Place]) -> dict[str, HostReport | 
 
 
 def ask_report(run: RunDir, client: HostClient) -> HostReport:
-    """Return one host's report, without keeping anything; if its events do not continue those on this machine, ask for
-    all of them.
+    """Ask one host for its report and the new parts of its files, and return these; nothing is written here.
+
+    The host is asked only for events after those on this machine. If its events differ from these, it is asked again
+    for all of them.
     """
     known, tail = _end_of_events(run)
     head, events, logs = _asked(run, client, known - len(tail))
