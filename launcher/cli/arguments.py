@@ -169,7 +169,7 @@ def tls_of(options: argparse.Namespace) -> "ssl.SSLContext | None":
 
 
 def _cut_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return (the words before `--`, the words after it)."""
+    """Return (the words before the first `--`, the words after it), or (all words, none) without a `--`."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 

@@ -220,5 +220,7 @@ def _fish_value(choice: Candidates) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return the text in single quotes for the shell, without the quotes and backslashes that it has."""
+    """Return a help text in single quotes for the shell, without its own single quotes and backslashes, and with `%` in
+    place of argparse's `%%`.
+    """
     return "'" + re.sub(r"[\\']", "", text.replace("%%", "%")) + "'"

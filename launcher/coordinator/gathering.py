@@ -123,7 +123,9 @@ class Gathering:
         return "; ".join([text, *doing, *leaving[:_MOST_TOLD], *self._unfit_words()])
 
     def _unfit_words(self) -> list[str]:
-        """Return a short text for each unfit node, the first few by name and the rest as a count."""
+        """Return short texts about the nodes that get no ranks because of a faulty device or a slow link: the first few
+        with their fault, and a count of the rest.
+        """
         found = [self._nodes[index] for index in sorted(self._nodes.unfit)]
         more = [f"and {len(found) - _MOST_TOLD} more"] if len(found) > _MOST_TOLD else []
         return [*(f"{node} is unfit: {node.fault}" for node in found[:_MOST_TOLD]), *more]

@@ -69,8 +69,8 @@ class Opener:
             attempt.standing.message = ""  # `Attempt.state` says what the run waits for
 
     def _has_come(self, awaited: Awaited) -> bool:
-        """Return True if an awaited node has arrived and is ready, so that its disk can be searched for a
-        checkpoint.
+        """Return True if a node is connected that was absent when the wait for a checkpoint began, so that its disk can
+        be searched for one, and no such node is still preparing.
         """
         nodes = self._attempt.nodes
         come = nodes.connected - awaited.here

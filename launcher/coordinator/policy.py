@@ -316,8 +316,9 @@ def _no_progress(row: Sequence[Event]) -> str:
 
 
 def _delay_s(budget: Budget, in_a_row: int) -> float:
-    """Return the delay in seconds before the next restart: none if `in_a_row`, the failures without progress between
-    them, is 1, then doubling with each up to the budget's maximum.
+    """Return the delay in seconds before the next restart, by `in_a_row`, the number of failures without progress
+    between them: 0 for the first, the budget's `backoff_s` for the second, then twice as long with each, up to
+    `backoff_max_s`.
     """
     if in_a_row <= 1:
         return 0.0

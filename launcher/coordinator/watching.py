@@ -117,7 +117,9 @@ class Watch:
                 attempt.ledger.send(index, messages.Follow(message.generation))
 
     def _started(self, node: KnownNode, message: messages.Started) -> None:
-        """Record that a node's ranks have started."""
+        """Record the port that the node reports and, if the message is about the open generation, that the node's ranks
+        have started.
+        """
         attempt = self._attempt
         node.port = message.port
         if attempt.is_current(message.generation) and node.index in attempt.current.starting:

@@ -152,8 +152,10 @@ class Replication:
     # -- which one
 
     async def _decided(self, start: Start) -> LoadDecision:
-        """Return the decision which checkpoint is loaded: the first member makes it, and the other members ask for
-        it.
+        """Return the decision which checkpoint is loaded: the first member makes it from the lists of checkpoints of
+        all nodes with a replica server, and the other members ask the first one for it.
+
+        Raise NotBrought if a member that has to answer does not do so for some seconds (`members_s` of Patience).
         """
         if start.group_rank != 0:
             return await self._ask_first(start, lambda link: peer.decision(link, start.generation))
@@ -210,10 +212,10 @@ class Replication:
 
     async def _confirmed_hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
         """Return those checkpoints of `told` that this node, too, finds impossible to complete, from what the other
-        nodes have; only these may be set aside.
+        nodes have; only the folders of these may be renamed, so that they do not count as checkpoints any more.
 
-        `told` are those that the first member finds impossible. Each that this node does not confirm is reported as an
-        event, and stays.
+        `told` are those that the first member finds impossible; on that member, all are returned. Each that this node
+        does not confirm is reported as an event, and stays.
         """
         if not told or start.group_rank == 0:
             return told

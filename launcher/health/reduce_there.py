@@ -46,11 +46,11 @@ def _prepared(address: str) -> tuple[int, str]:
 
 
 def _reduced(rank: int, world: int, go: dict[str, Any], listener: int | None) -> dict[str, Any]:
-    """Join the process group as rank `rank` of `world` ranks, run the all-reduce, and return the seconds that it took
-    and whether the result was right, as a dict for the answer.
+    """Join the process group as rank `rank` of `world` ranks, run the all-reduce, and return the answer: the seconds
+    that it took (`took_s`) and whether the result was right (`right`).
 
-    `go` is the request with the first rank's address and port, the size of the message and a time limit; `listener` is
-    the socket on which the first rank listens, None for others.
+    `go` is the request: the first rank's `address` and `port`, the size of the message (`mb`) and a time limit
+    (`limit_s`). `listener` is the socket on which the first rank listens, None for others.
     """
     import torch  # late: as in main
     import torch.distributed as dist  # late: as in main

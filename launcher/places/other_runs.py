@@ -67,8 +67,10 @@ def _mend_here(facts: RunFacts) -> None:
 
 
 def _asked(facts: RunFacts) -> ClusterAnswer | None:
-    """Complete what the run's killed submitter left undone, and return the cluster's answer about the run, or None if
-    the run's folder shows everything. If the cluster does not answer, the state in the answer is unknown.
+    """Return the cluster's answer about the run, or None if the run's folder shows everything. If the cluster does not
+    answer, the state in the answer is unknown.
+
+    If the process that submitted the run was killed, first complete its work, such as submitting the job.
     """
     try:
         place = of_kind(facts.kind_to_query)

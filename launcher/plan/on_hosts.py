@@ -15,9 +15,10 @@ from launcher.plan.model import ROLES, NodePlan, Plan
 def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tuple[str, str]] = ()) -> Plan:
     """Return the plan with its nodes on these hosts, each (name, address), the leader first.
 
-    Hosts beyond the run's number of nodes are spares. An address may be "" for the host to find out. `away` are hosts
-    that were lost: they get node numbers, but the run does not wait for them. Each role gets its own hosts. Where hosts
-    elect a leader, the main role has agents on all of them, and the side roles' coordinators are on the first host.
+    Hosts beyond the run's number of nodes are spares. An address of "" means that the host finds out its own. `away`
+    are hosts that were lost: they get node numbers, but the run does not wait for them. Each role gets its own share of
+    the hosts, from its `first_host` on. Where hosts elect a leader, the main role has agents on all of them, and the
+    side roles' coordinators are on the first host.
     """
     roles = tuple(with_hosts(one, hosts) for one in plan.roles)
     votes, coordinator = bool(plan.spec.roles) and plan.elects, ""

@@ -111,15 +111,15 @@ class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """One entry of avoided.json: a host that was lost, with the evidence, which is not used again before the time
+    """One entry of avoided.json: a host that was lost, and that attempts of the run do not use before the time
     `until`.
     """
 
     host: str
-    evidence: str
+    evidence: str  # what showed the loss, as text for people
     attempt: int  # in which it was lost
     at: float  # Unix time of the loss
-    until: float
+    until: float  # Unix time
 
 
 class Gone(msgspec.Struct, frozen=True):

@@ -119,8 +119,11 @@ def _missing(
 
 
 def _is_near(root: Path, one: SureImport, top: str) -> bool:
-    """Return whether a file or folder with the name `top`, the first part of the imported module's name, is in the
-    project or in any folder above the importing file, though not frozen.
+    """Return whether a module or folder `top`, the first part of the imported module's name, lies in the project's
+    folder `root` or in any folder above the importing file.
+
+    The program may add such a folder to its path, so that a module there is not reported as missing, although its file
+    is not frozen.
     """
     folders = (root, *(root / one.path).parents)
     return any((folder / top).exists() or (folder / f"{top}.py").exists() for folder in folders)

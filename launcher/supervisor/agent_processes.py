@@ -575,7 +575,9 @@ class AgentProcesses:
                     agent.died(dead[agent.pid])
 
     def end_now(self, agents: Sequence[AgentProcess]) -> None:
-        """Kill the agents and all processes below them, and wait up to ten seconds until they are gone."""
+        """Kill the agents and all processes below them, and wait until they are gone; return after ten seconds even if
+        some are not.
+        """
         end_all(lambda: [pid for agent in agents for pid in agent.tree()])
 
     def end(self, standbys_of: Sequence[AgentProcess] = ()) -> None:

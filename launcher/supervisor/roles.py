@@ -152,10 +152,10 @@ class RolesOfRun:
                 create_record(self._attempt.due, this_process())
 
     def _cannot_return(self, part: _Part) -> AttemptEnd | None:
-        """Return the end of the role's attempt that lost a host, once the run's state shows one of the role's hosts as
-        lost too, so that the role cannot start again there.
+        """Return the end of an attempt of `part` (a role, or a rank of one) that lost a host, once the run's state
+        shows one of the part's hosts as lost too, so that it cannot start again there.
 
-        Return None before that, as the host may come back, and once the role runs again.
+        Return None before that, as the host may come back, and once the part runs again.
         """
         if part.lost is None:
             return None

@@ -25,8 +25,10 @@ _SETTINGS = ("LAUNCH_CLUSTERS", "LAUNCH_RUNS", "LAUNCH_SSH_CONFIG")  # by which 
 
 
 def supervisor_command(strategy: str, run_dir: Path, *words: str) -> list[str]:
-    """Return the command line of a supervisor of the run in `run_dir`, with the strategy class `strategy`, written
-    MODULE:CLASS, and that class's arguments `words`.
+    """Return the command line of a supervisor of the run in `run_dir`.
+
+    `strategy` names, as MODULE:CLASS, the part of the supervisor that differs by the kind of cluster (a subclass of
+    Strategy), and `words` are its arguments.
     """
     return [sys.executable, "-P", "-m", "launcher.supervisor", strategy, str(run_dir), *words]
 

@@ -432,8 +432,9 @@ class WireServer(Generic[In, Out]):
 
     @property
     def _has_room(self) -> bool:
-        """Return whether one more connection may wait for its proof: fewer do than the limits on them and on this
-        process's descriptors allow.
+        """Return whether the server may accept one more connection that has not proved the key yet.
+
+        Their number is limited by `most_unproved`, and by the descriptors that this process has left.
         """
         most = min(self._most_unproved, max(_LEAST_UNPROVED, self._descriptors - len(self._serving)))
         return len(self._unproved) < most
@@ -671,7 +672,9 @@ def _address_text(name: tuple[Any, ...]) -> str:
 
 
 def _send_now(peer: socket.socket, words: msgspec.Struct) -> None:
-    """Send one message of the handshake, for which the kernel has room; raise OSError if the peer has gone."""
+    """Send one message of the handshake without waiting: it is short, and the first or second on its connection, so
+    that the kernel's buffer has room for it. Raise OSError if the peer has gone.
+    """
     peer.send(msgspec.json.encode(words) + b"\n")
 
 

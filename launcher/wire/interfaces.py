@@ -9,7 +9,7 @@ from launcher.errors import LaunchError
 
 _SIOCGIFADDR = 0x8915
 _IF_INET6 = "/proc/net/if_inet6"
-_LOCAL_SCOPE = "20"  # fe80::, which is no use without naming the interface at every connect
+_LOCAL_SCOPE = "20"  # of link-local addresses (fe80::), no use without naming the interface at every connect
 
 
 def address_of(interface: str) -> str:
@@ -48,7 +48,7 @@ def _addresses() -> dict[str, list[str]]:
 
 
 def _inet6() -> list[tuple[str, str]]:
-    """Return (interface, address) for each IPv6 address."""
+    """Return (address, interface) for each IPv6 address; link-local ones are left out."""
     try:
         with open(_IF_INET6) as file:
             rows = [line.split() for line in file]

@@ -245,7 +245,9 @@ class ProgressPipe:
         self._loop.add_reader(self._fd, self.drain)
 
     def drain(self) -> None:
-        """Read and record all lines that the FIFO holds now."""
+        """Read all lines that the FIFO holds now, and record them in the rank's `progress`; if any was a report, call
+        `on_report`.
+        """
         heard = False
         while True:
             try:

@@ -48,9 +48,10 @@ def copy_name(name: str) -> str:
 
 
 def waiting_name(name: str, digest: str) -> str:
-    """Return a draft's name for a downloaded checkpoint while `name`, its final name, may belong to another save.
+    """Return the name of the draft into which a checkpoint is downloaded or copied; its folder is to be called `name`.
 
-    `digest` is that of its manifest.
+    A name of its own is needed because a folder `name` may exist already, from another save of the same step. `digest`
+    is that of the checkpoint's manifest.
     """
     return f"{_DRAFT}copy-{_shortened(name)}-{digest}"
 

@@ -128,9 +128,10 @@ def committed_over(disks: Iterable[tuple[int, Sequence[Held]]], kind: Kind = "st
 
 
 def whole_over(disks: Iterable[Sequence[Held]], kind: Kind = "step") -> list[Held]:
-    """Return the checkpoints that are committed on some disk and whose files are all on some disk, oldest first.
+    """Return the checkpoints of this kind that are complete over all disks together, oldest first.
 
-    `disks` has the `inventory` of each.
+    Each is committed on at least one disk, and each of its files is on some disk, not necessarily the same one. `disks`
+    has the `inventory` of each disk.
     """
     return [found.held for found in committed_over(enumerate(disks), kind) if found.whole]
 

@@ -75,9 +75,10 @@ def safest(disks: Sequence[Stock]) -> int | None:
 
 
 def _copies(disks: Sequence[Stock]) -> dict[int, int]:
-    """Return for each step on how many disks its rarest file is; 0 if a file is on no disk.
+    """Return {step: on how many disks the rarest file of its checkpoint is}, which is 0 if a file is on no disk.
 
-    `disks` gives each disk's files by save. If a step has several saves, the one with most copies counts.
+    `disks` gives each disk's files by save. A step that was repeated after a restart may have been saved several times;
+    then the save with the most copies counts.
     """
     of_save: dict[Save, list[Parts]] = {}
     for stock in disks:

@@ -102,7 +102,8 @@ def has_shards(dataset: Any) -> bool:
 def shards_itself(dataset: Any) -> bool:
     """Return whether the stream gives each rank and worker its own samples: its attribute `shards_itself` is True.
 
-    A stream in canonical shards never does.
+    The attribute does not count for a stream in canonical shards, which has a method `read_shard` and the same parts on
+    any number of ranks.
     """
     return bool(getattr(dataset, "shards_itself", False)) and not has_shards(dataset)
 

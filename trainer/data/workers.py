@@ -106,7 +106,7 @@ class Workers:
         self._forgotten = [len(member.asked) for member in self._workers]
 
     def end(self) -> None:
-        """End the processes."""
+        """Tell the processes to exit, kill those that have not within two seconds, and return once all have ended."""
         self._at_exit()
 
     def _receive(self, worker: int) -> Any:

@@ -425,7 +425,7 @@ class Loop:
     def _log(self) -> None:
         """Log the step's losses, speed and times; all ranks call it and communicate.
 
-        Raises NotFinite after too many steps in a row that were not finite.
+        Raises NotFinite if the last `skip_limit` steps (16 more with fp16) had a loss or gradient that is not finite.
         """
         sums, passed = self.phases.take()
         seconds = {phase: spent / self.steps for phase, spent in sums.items()}

@@ -50,9 +50,10 @@ class Control:
         self._rest = {self._urgent: b"", self._at_step_end: b""}
 
     def wait(self, within_s: float) -> RejoinMessage | None:
-        """Wait for a message, read all that have come, and return that of the newest generation.
+        """Wait for a message on either pipe, read all that have come, and return that of the newest generation.
 
-        Returns None if none that can be decoded comes within `within_s` seconds, or launch has closed a pipe.
+        A generation is a set of ranks that train together; older messages are dropped. Returns None if no message that
+        can be decoded comes within `within_s` seconds, or launch has closed a pipe.
         """
         end = time.monotonic() + within_s
         while not any(b"\n" in rest for rest in self._rest.values()):

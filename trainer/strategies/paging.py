@@ -33,8 +33,9 @@ _OVERWRITES = {
 def made_by_parts(make: Callable[[], nn.Module], world: World, count: int) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return the model, with parameters on the meta device, and this rank's rows of each by name.
 
-    All ranks call it and make the same model, with the values that `make` alone would give. Parameters are divided into
-    `count` parts. Raises BadSettings if ranks have made different weights.
+    All ranks call it and make the same model, with the values that `make` alone would give. The rows of a parameter are
+    divided among `count` consecutive ranks, as FSDP2 does; the next `count` ranks keep the same rows again. Raises
+    BadSettings if ranks have made different weights.
     """
     paging = _Paging(world, count)
     with _registering(paging), paging:

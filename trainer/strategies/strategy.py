@@ -210,7 +210,8 @@ class Strategy:
     def _step_scaled(self, scaler: GradScaler, finite: Tensor) -> None:
         """Step all optimizers with the fp16 scaler, or none if `finite`, whether all gradients are finite, is false.
 
-        An optimizer without gradients is left out, as the scaler would not step it. The step is counted in `skips`.
+        An optimizer without gradients is left out, as the scaler would not step it. `skips` counts whether the step was
+        done or left out.
         """
         if self.pipeline is not None:
             set_found_infinite(scaler, finite)

@@ -288,7 +288,10 @@ def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: 
 
 
 def _on_its_mesh(world: World, settings: Settings) -> World:
-    """Return the world with the mesh of the training's settings. Raises BadSettings if it does not fit the world."""
+    """Return the world divided by the mesh of the training's settings: pipeline stages, tensor-parallel ranks.
+
+    Raises BadSettings if that mesh does not fit the number of ranks.
+    """
     try:
         return on_mesh(world, settings.mesh)
     except BadSettings as error:

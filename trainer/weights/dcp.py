@@ -67,7 +67,10 @@ def open_dcp(folder: Path) -> Source:
 
 
 def _read(folder: Path, name: str, dtype: str, part: _Part) -> Tensor:
-    """Return one part of tensor `name`. Raises TrainerError if it cannot be read, or is of another type or shape."""
+    """Return `part`, a box of the tensor `name`, read from its bytes in a file of `folder`.
+
+    Raises TrainerError if it cannot be read, or has another type than `dtype` or another shape than the part.
+    """
     path = folder / part.file
     if not path.is_file():  # or a FIFO would hold the reader for ever
         raise TrainerError(f"{path}: {name} cannot be read: expected a file")

@@ -107,9 +107,9 @@ def _tensors(found: Any) -> dict[str, Tensor]:
 
 
 def read_index(path: Path) -> list[Path]:
-    """Return the files that a Hugging Face index lists, such as `model.safetensors.index.json`, beside the index.
+    """Return the paths of all files that a Hugging Face index, such as `model.safetensors.index.json`, names.
 
-    Raises TrainerError if the index cannot be read or a file is missing.
+    They have to lie in the folder of the index. Raises TrainerError if the index cannot be read or a file is missing.
     """
     try:
         names = sorted({*_index.decode(path.read_bytes()).weight_map.values()})

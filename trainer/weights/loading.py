@@ -154,10 +154,11 @@ def load_weights(
     """Load weights into a model, wrapped and sharded or not; all ranks call it, and each takes its part.
 
     `path` is a safetensors or torch.save file, a folder of Hugging Face, DCP, or checkpoints, or a run's address in an
-    object store, such as s3://bucket/RUN; of the last two, `step`, `best` and `part` (of several models) choose one.
-    `rename` maps regular expressions of names in the file to their replacements. `leave` lists regular expressions of
-    names in the model that stay as they are, such as a new head's. With `strict`, TrainerError is raised before
-    anything changes if some other tensor stays, or is not used.
+    object store, such as s3://bucket/RUN; among checkpoints, `step`, `best` (not in an object store) and `part` (of
+    several models) choose one. `rename` maps regular expressions of names in the file to their replacements. `leave`
+    lists regular expressions of names in the model that stay as they are, such as a new head's. With `strict`,
+    TrainerError is raised before anything changes if some other tensor of the model stays as it is, or one of the file
+    is not used; without, if no tensor fits. Returns the names of the tensors that were loaded, left and not used.
     """
     names = ModelNames({"": model})
     tensors = names.parameters() | names.stand_ins() | names.buffers()  # so that all ranks find the same problems

@@ -122,9 +122,10 @@ def _placed(ranks: int, resources: Resources, per_node: int | None) -> tuple[int
 def overrides_of(
     one: Configuration, run: RunOptions, schedule: Schedule, batch: int | None, cpus: int | None = None
 ) -> list[str]:
-    """Return the overrides of a training with the trainer's options.
+    """Return the overrides that make the run of a spec the training `one`, which ends after the steps of `schedule`.
 
-    `batch` is the samples of a step over all ranks, and `cpus` the cores of each rank; None leaves what the spec says.
+    `run` shows which of the trainer's options the spec sets. `batch` is the samples of a step over all ranks, and
+    `cpus` the cores of each rank; None leaves what the spec says.
     """
     return [
         *_ALWAYS, *(_in_one_process(one, cpus) if one.strategy in _IN_ONE_PROCESS else _places(one)),

@@ -52,7 +52,8 @@ def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last
 def _lines(rows: Mapping[int, Mapping[str, float]], first: int, last: int) -> Iterator[tuple[float, float]]:
     """Yield (samples per second, wall-clock seconds per step) for each logged line after step `first` and up to `last`.
 
-    The seconds are the mean over the steps since the line before it.
+    `rows` is {step: {metric: value}}, where lines without a rate do not count. The seconds are the mean over the steps
+    since the line before.
     """
     before: tuple[int, float] | None = None
     for step, row in rows.items():

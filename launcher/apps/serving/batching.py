@@ -95,6 +95,8 @@ class Batcher(Generic[Client]):
     def ask(self, key: Key, payload: Any, client: Client, now: float) -> None:
         """Add the input `payload` to the queue at time `now`; if an equal one, known by its `key`, waits or is being
         computed, only add `client` to the clients of that.
+
+        Nothing is refused here: the caller has asked `takes` whether the inputs of its request may wait.
         """
         known = self._queue.get(key) or self._computed.get(key)
         if known is None:

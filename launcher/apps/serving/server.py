@@ -99,7 +99,8 @@ async def _predict_one(engine: Engine, body: bytes) -> tuple[bytes, list[Compute
 async def _predict_many(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
     """Compute the list of inputs in a request body; return (the answers as a JSON list, the answers).
 
-    Raise WrongInput if there are too many.
+    Raise WrongInput if the body is no such list, or has more inputs than the queue takes; the errors of `Engine.ask`,
+    such as that of the first input with one, are passed on.
     """
     inputs = engine.inputs.many(body)
     if len(inputs) > engine.options.queue:

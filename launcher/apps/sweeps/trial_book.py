@@ -177,9 +177,10 @@ class TrialBook:
         return self._study.ask().number
 
     def choose(self, number: int, run_id: str) -> None:
-        """Choose the trial's values, and record the id of its run.
+        """Choose the values of trial `number`, and record `run_id` as the id of its run.
 
-        For a trial that extends another one, that is the other one's run.
+        For a trial that extends another one, the id of the other one's run is recorded instead, as that run is
+        continued.
         """
         self._study.sampler = sampler_of(self._options, self._record.seed + number)
         trial = self._trial(number)

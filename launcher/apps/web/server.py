@@ -221,7 +221,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect(self._limits.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop counting the connection, and its timers."""
+        """Count the connection no more among those without the token, and cancel its timers."""
         self._door.unproved.discard(self)
         for timer in (self._asking, self._taking):
             if timer is not None:

@@ -86,7 +86,10 @@ def _cells(
 
 
 def _cell(dot: tuple[int, str] | None) -> tuple[str, str]:
-    """Return (the Braille character, the name of its curve) for the dots of one character, or (" ", "") for None."""
+    """Return (the Braille character, the name of its curve) for one character of the plot, or (" ", "") for None.
+
+    `dot` is (a bit for each of its dots, as in `_DOTS`, the name of the curve that they show); None: it has no dots.
+    """
     return (" ", "") if dot is None else (chr(_BRAILLE + dot[0]), dot[1])
 
 

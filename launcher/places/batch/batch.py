@@ -175,8 +175,8 @@ class ExecHost(msgspec.Struct, frozen=True):
     free_gpus: int | None = None  # those that no job has
     used: bool = False  # jobs of any user run on it
     up: bool = True  # it answers
-    drains: bool = False  # as in NodeAnswer
-    queues: frozenset[str] = frozenset()  # whose jobs may run on it
+    drains: bool = False  # an administrator wants no new jobs on it; its present jobs may end
+    queues: frozenset[str] = frozenset()  # names of the queues whose jobs may run on it
     text: str = ""  # its state, for people
 
 
@@ -259,7 +259,9 @@ class BatchSystem(ABC):
         return answer.refusal
 
     def may_submit(self) -> bool:
-        """Return whether this host, on which a job may run, may submit jobs as far as its settings show."""
+        """Return whether the scheduler lets this host, which may be one that runs a job, submit jobs: by default True,
+        as only some schedulers can be asked.
+        """
         return True
 
     def try_out(self, script: str) -> str:  # noqa: ARG002 - of those that can

@@ -274,8 +274,10 @@ def _text(one: Mapping[str, Any], name: str) -> str:
 
 
 def read_duration(text: str, unit_s: float) -> float | None:
-    """Return the seconds of `1440.0` or `16038 second(s)`, times `unit_s`, or of HOURS:MINUTES:SECONDS; None for any
-    other text.
+    """Return the seconds of a duration that LSF has printed; None for a text that is none.
+
+    A single number, such as `1440.0` or `16038 second(s)`, counts units of `unit_s` seconds, as the caller knows which
+    unit this field has; HOURS:MINUTES:SECONDS does without.
     """
     parts = text.removesuffix("second(s)").strip().split(":")
     known = [value for part in parts if (value := number(part)) is not None]

@@ -304,8 +304,8 @@ def _queued(job: SlurmJob) -> QueuedJob:
 
 
 def _ended_waiting(job: SlurmJob) -> str:
-    """Return why a job ended while it waited for another one, by the reason for which it waited; "" for any other
-    job.
+    """Return the probable cause for which a job ended before it started: another job, on which it depended, ended in
+    another way than the dependency demands. Return "" for a job that waited for none, by Slurm's reason.
     """
     if job.reason not in _DEPENDS:
         return ""

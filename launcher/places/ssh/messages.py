@@ -137,7 +137,7 @@ class RunReport(msgspec.Struct, frozen=True):
 
 
 class AskSubmitted(OfRun, frozen=True, tag="submitted"):
-    """Ask how a run was submitted. → Submitted"""
+    """Ask for a run's spec, overrides, hosts and time of submit, for a machine that has not seen it. → Submitted"""
 
 
 class Submitted(msgspec.Struct, frozen=True):

@@ -99,7 +99,7 @@ def _open_on_the_way(path: str) -> str:
 
 
 def _is_own_group(group: int) -> bool:
-    """Return whether the group is the user's private one.
+    """Return whether the group, a gid, is the user's private one: it has the user's name, and no other member.
 
     This repeats launcher.run.ownership, which is not on the host yet.
     """

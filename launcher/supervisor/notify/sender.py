@@ -255,8 +255,8 @@ def main(argv: Sequence[str]) -> NoReturn:
 
 
 def send_all(run: RunDir, number: int, linger_s: float) -> None:
-    """Send the notifications of attempt `number` until stdin ends, which happens when the supervisor exits, and for up
-    to `linger_s` seconds longer.
+    """Send the notifications of attempt `number` until stdin ends, which happens when the supervisor exits, and then
+    the remaining ones, for up to `linger_s` seconds. Return earlier once a newer attempt exists, whose sender goes on.
     """
     stdin = select.poll()
     stdin.register(0, select.POLLIN)

@@ -66,11 +66,12 @@ class ReturningSupervisor(Strategy):
 
 
 def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
-    """Take part once another host leads and the slots that this host needs are free; until then hold none. If the run
-    still waits for its hosts, wait with them.
+    """Take part once another host leads and the slots that this host needs are free; until then hold none, unless its
+    earlier agent still runs. If the run still waits for its hosts, wait with them; if the others cannot continue
+    without this host, ask them to elect it.
 
-    `gpus` are the host's GPUs that may be used. Return the exit code, which is OK also if the run is over or nobody
-    continued it in time.
+    `gpus` are the host's GPUs that may be used; `wakeup` ends waits early, for instance when a stop is asked for.
+    Return the exit code, which is OK also if the run is over or nobody continued it in time.
     """
     rules, slots, led_at = supervisor.plan.spec.recovery, slots_for(supervisor.plan, gpus), time.monotonic()
     votes_from = may_vote_from(led_at, rules.lease_s)

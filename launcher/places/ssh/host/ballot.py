@@ -52,8 +52,8 @@ class Ballot:
         self.voter = voter
 
     def move(self) -> None:
-        """Forget what held for the attempt before: that its leader was lost, and that the new one was accepted and
-        still had to begin.
+        """Forget what this host knew for the change to another attempt, now that it has gone on to that: that the
+        leader of the attempt before was silent, and which attempt the host had accepted next.
         """
         self.leaderless, self.accepted = False, None
 

@@ -168,7 +168,10 @@ class Follower:
 
 
 def leader_of(supervisor: SupervisorState) -> int:
-    """Return the number of the host that leads the present attempt, among the run's supervisors."""
+    """Return the number of the host that leads the present attempt, by which `supervisor.rpc` knows its supervisor.
+
+    It is the host of node 0, and another one than this host.
+    """
     first = supervisor.plan.nodes[0].host
     return next(number for number in supervisor.rpc.others if supervisor.rpc.peer(number).host == first)
 

@@ -46,10 +46,12 @@ _READ_AND_WRITE = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class KeptRecord:
-    """A file that the leader copies to every host: one record of type `kind`, or a history of lines of that type."""
+    """A file that the leader copies to every host: one record of type `kind` or, if it is a history (a file of
+    events), lines of that type.
+    """
 
     path: Path
-    kind: Any
+    kind: Any  # a type, as msgspec decodes it
 
     def check(self, data: bytes) -> None:
         """Decode the data as a record of this type; raise one of the errors in `launcher.run.durable.NOT_JSON` if it is
@@ -74,7 +76,9 @@ def opens(name: str) -> RoleAttempt | None:
 
 
 def history_of(role: str, attempt: int) -> str:
-    """Return the name that the history of a role's attempt number `attempt` has in messages."""
+    """Return the name by which messages between hosts call a role's history: the file of the role's events, which are
+    those of all its attempts; `attempt` is the number of the present one.
+    """
     return f"{role} {attempt} {EVENTS}"
 
 

@@ -50,10 +50,12 @@ def _delete(path: Path) -> None:
 
 
 class _Disks(msgspec.Struct, frozen=True):
-    """The part of a plan that shows whether other hosts may know more."""
+    """The part of a plan that shows whether other hosts may know more about a run than this disk: it has several nodes
+    without a shared disk.
+    """
 
     nodes: tuple[msgspec.Raw, ...]  # not decoded: only their number counts
-    disks_apart: bool
+    disks_apart: bool  # each host has a disk of its own
 
 
 class RunsOnHost:

@@ -194,7 +194,9 @@ class SupervisorRpc:
         return {number: reply for number, reply in replies.items() if reply is not None}
 
     async def _ask(self, question: SupervisorQuestion, peer: Peer, limit_s: float) -> SupervisorReply | None:
-        """Ask one host and return its answer, or None if none came in time."""
+        """Ask one host over a new connection, and return its answer; return None if the connection fails or no answer
+        comes within `limit_s` seconds.
+        """
         try:
             async with asyncio.timeout(limit_s):
                 wire = await dial(peer.address, peer.port, self._address, self._key, _replies, _LINE_BYTES)

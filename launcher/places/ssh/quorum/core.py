@@ -204,7 +204,11 @@ class Voter:
         return "" if mine.digest == said.records.digest else "it lacks some of the leader's history"
 
     def accept(self, said: Open) -> "Voter":
-        """Return the voter with the opening accepted."""
+        """Return the voter as it is after it accepted the attempt that `said` opens: its vote is that leader's, and its
+        attempts are those that `said` lists. One that has accepted it before is unchanged.
+
+        The caller has checked with `against_open` that nothing speaks against it.
+        """
         if said.newest == self.newest:
             return self
         return replace(self, voted=(said.newest.attempt, said.newest.leader), openings=said.openings)

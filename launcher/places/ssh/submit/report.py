@@ -115,7 +115,10 @@ def ask_report(run: RunDir, client: HostClient) -> HostReport:
 
 
 def _asked(run: RunDir, client: HostClient, events_from: int) -> tuple[RunReport, tails.Tail, list[tails.Tail]]:
-    """Return (a report, its events from byte `events_from` on, its other files)."""
+    """Ask a host about the run; return (its report, its events from byte `events_from` on, the ends of its logs).
+
+    Raise LaunchError if it sends any other file.
+    """
     question = AskReport(run.id, client.place.workdir, events_from)
     head, told = client.ask_with_files(
         question, RunReport, lambda one: one.files, MOST_OF_A_REPORT, client.limits.soon_s
