@@ -113,8 +113,9 @@ class Run:
         return status
 
     def replacement(self) -> "Replacement":
-        """Return an object which resumes the run on other hosts once it has lost some; a command that waits for the run
-        calls it again and again.
+        """Return an object that resumes the run on other hosts once it has lost some. A command that waits for the run
+        calls its method `poll` with each status of the run; `poll` resumes it if need be, and returns the status to
+        show.
         """
         from launcher.submission.replacing import Replacement  # late: of no use to `status`
 

@@ -307,8 +307,8 @@ def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alo
     """Return what has changed in a run, with at most `most` bytes of its events; `known` says how much of its records
     the caller has.
 
-    If events are left out, `more` tells the caller to ask again. It is not set if none fits although no other run's
-    events are in the answer (`is_alone`), as the next answer would have none either.
+    If events are left out, `more` tells the caller to ask again. An exception is an event longer than `most` bytes: if
+    the answer has no other run's events either (`is_alone`), asking again would bring nothing, and `more` is False.
     """
     run = RunDir(one.path)
     settled = status.state.ended  # else what follows from the end is on its way
@@ -374,7 +374,10 @@ def _outputs(request: AskOutputs) -> LogNews:
 
 
 def _list_outputs(run: RunDir, plan: Plan) -> None:
-    """Store the names of the run's output files that are text, in this process, for the next requests."""
+    """Store the names of the run's output files that are text, in this process, for the next requests. Output files are
+    those that ranks wrote beside their code; if `run.outputs` in the plan's spec has patterns, only those that match
+    one.
+    """
     names = outputs.written(run.code, outputs.frozen_names(run, plan), plan.spec.run.outputs)
     _listed.pop(run.id, None)
     while len(_listed) >= _MOST_LISTED:

@@ -137,7 +137,9 @@ def as_explained(history: Sequence[Event]) -> list[Event]:
 
 
 def _since_resumed(history: Sequence[Event]) -> list[Event]:
-    """Return the failures since a user last resumed the run, each with its final cause."""
+    """Return the failures since a user last resumed the run. The cause of an attempt's last failure is the one that was
+    found later, if there is one.
+    """
     failures: list[Event] = []
     for event in as_explained(history):
         if event.kind == "resumed":

@@ -241,8 +241,8 @@ class Watch:
             self._rank_ended(messages.Exited(heartbeat.node, verdict.unseen_end(generation, rank)))
 
     def _check_hang(self) -> None:
-        """Have the inquiry close the generation if ranks were silent for longer than the spec allows
-        (`recovery.hang_after`) and the heartbeats of all nodes are fresh.
+        """Have all ranks inspected a last time and the generation then closed as hung (`Inquiry.end`), if ranks were
+        silent for longer than the spec allows (`recovery.hang_after`) and the heartbeats of all nodes are fresh.
         """
         attempt, mono = self._attempt, self._attempt.mono
         if mono < self._look_for_hang_at:

@@ -77,7 +77,7 @@ class ReplicaFiles:
             raise SaveGone(f"{save}: {name[:64]!r} is not here") from error
 
     def size(self, save: Save, name: str) -> int:
-        """Return the size of a rank's file; raise SaveGone if it does not exist."""
+        """Return the size in bytes of a rank's file; raise SaveGone if it does not exist."""
         with self.open(save, name) as file:
             return os.fstat(file.fileno()).st_size
 

@@ -316,8 +316,8 @@ class Replication:
 
     async def _bring(self, whole: bytes, get: Get, file: FileEntry, holders: Iterable[ReplicaAddress]) -> None:
         """Fetch the file that `get` asks for, with the entry `file` in the manifest `whole`, from one holder after
-        another. Try all of them again for as long as data still arrives in any fetch of this node; then raise
-        NotBrought.
+        another into this node's checkpoint directory. A holder whose file is damaged is left out from then on. Try all
+        others again for as long as data still arrives in any fetch of this node; then raise NotBrought.
         """
         holders = list(holders)
         problem = "no node that is here has it"

@@ -70,8 +70,8 @@ def files_finding(soft: int, hard: int) -> Finding:
 
 
 def clock_finding(now: float, *, is_synchronised: bool) -> Finding:
-    """Return the finding on the machine's clock, which shows the time `now`; `is_synchronised` is True if a time
-    service keeps it.
+    """Return the finding on the machine's clock, which is always ok: its text has the time `now` that the clock shows,
+    in seconds since 1970, and whether a time service is known to keep the clock (`is_synchronised`).
     """
     when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     return ok("clock", f"{when}, {'kept by a time service' if is_synchronised else 'not known to be kept by any'}")

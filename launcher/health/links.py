@@ -121,7 +121,7 @@ def _peer(link: MeasuredLink, node: int) -> int:
 
 
 def _by_node(links: Iterable[MeasuredLink]) -> Mapping[int, list[MeasuredLink]]:
-    """Return the links of each node."""
+    """Return the links of each node, by the node's number; each link is listed for both of its nodes."""
     found: dict[int, list[MeasuredLink]] = {}
     for link in links:
         for node in link.pair:

@@ -159,7 +159,9 @@ def _errors(results: Mapping[str, RankAnswer | LaunchError]) -> dict[str, str]:
 
 
 def _failed(errors: Mapping[str, str]) -> Finding:
-    """Return the finding that the all-reduce failed."""
+    """Return the finding that the all-reduce failed; `errors` has the reason of each host that failed, by the host's
+    name.
+    """
     names: dict[str, list[str]] = {}
     for name, error in errors.items():
         names.setdefault(error, []).append(name)

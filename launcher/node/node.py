@@ -240,8 +240,10 @@ class NodeAgent:
         await self._begin(start, group.begin())
 
     async def _continue_in_place(self, message: messages.ContinueInPlace) -> None:
-        """Begin a new generation in which survivors on this node keep their processes and the other ranks are
-        started.
+        """Begin a new generation in which survivors on this node keep their processes and the other ranks are started.
+
+        Do nothing if the ranks were stopped meanwhile, or if a check finds a device of the failed ranks unfit, which is
+        reported to the coordinator.
         """
         group = self._group
         if group is None or group.generation >= message.start.generation:

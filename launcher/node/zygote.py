@@ -1100,8 +1100,10 @@ def recorded_by_group(c10d: Any, *, with_frames: bool) -> Optional[dict[tuple[st
 
 
 def group_of(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a process group as a JSON object: its name, description and ranks, how many collectives it has entered,
-    and the newest of these, after older ones that are pending.
+    """Return a process group as a JSON object with `name` (its name and backend, as NAME/BACKEND), `description`,
+    `ranks` (sorted), `entered` (how many collectives this rank has entered in it) and `last`, a list of up to 48
+    collectives (`collective_of`) in the order in which they were entered. The list ends with the 24 newest, complete or
+    pending; before these come the oldest ones that are pending.
 
     `world` is torch's record of all groups, `key` is (the group's name, its backend), `entries` are its entries of the
     Flight Recorder.

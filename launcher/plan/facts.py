@@ -23,7 +23,7 @@ class Machine:
     elects: bool = False  # nodes elect another leader if theirs falls silent
     interface: str | None = None  # the network interface between nodes, if the spec names one
     nodes: int | None = None  # how many nodes exist; None: not known
-    limit_per_job: bool = False  # it ends each job at resources.time, and the run continues in the next one
+    limit_per_job: bool = False  # the scheduler ends each job at resources.time, and the run continues in the next job
 
 
 @dataclass(frozen=True, slots=True)

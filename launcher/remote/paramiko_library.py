@@ -186,7 +186,9 @@ class _Wire:
         return data
 
     def settimeout(self, limit_s: float | None) -> None:
-        """Set the time-out of the socket or channel."""
+        """Set the time-out of the socket or channel: the seconds after which one `send` or `recv` raises TimeoutError,
+        or None for never. It is not the `limit_s` after which the connection is closed.
+        """
         self._inner.settimeout(limit_s)
 
     def close(self) -> None:

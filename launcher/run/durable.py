@@ -319,7 +319,7 @@ def read_lines(path: Path, kind: type[T]) -> list[T]:
 
 
 def _line(record: Any) -> bytes:
-    """Return the record as a line of JSON."""
+    """Return the record as one line of JSON in UTF-8, with the newline at its end."""
     return msgspec.json.encode(record) + b"\n"
 
 

@@ -115,7 +115,7 @@ class RankTimes(msgspec.Struct, frozen=True):
     """
 
     number: _Number  # number of the question
-    groups: TimesOfGroups = ()
+    groups: TimesOfGroups = ()  # one entry for each of its process groups, at most the two largest
     problem: _Line = ""
 
 

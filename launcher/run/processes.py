@@ -71,7 +71,7 @@ def forbid_core_dumps() -> None:
 
 
 def raise_descriptors() -> None:
-    """Raise the limit on open descriptors to the hard limit, at most _MOST_DESCRIPTORS, because a coordinator has a
+    """Raise this process's limit on open descriptors to the hard limit, at most 65536, because a coordinator has a
     connection to each node and some from unknown peers.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

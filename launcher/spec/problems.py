@@ -83,11 +83,11 @@ class Gather:
 
 
 def lines_of(problems: Iterable[Problem], file: str, elsewhere: Callable[[str], str]) -> list[str]:
-    """Return the first 50 problems as lines of text, and a line that counts the rest; `file` is the name that they give
-    the file.
+    """Return the first 50 problems as lines of text, and a line that counts the rest. In these lines the spec file is
+    called `file`.
 
-    They are in the file's order, those of the command line last, each hint on a line of its own. `elsewhere` returns a
-    hint for a word that is known in another section, or "".
+    The problems are in the file's order, those of the command line last, each hint on a line of its own. `elsewhere`
+    takes an unknown word and returns a hint to the other section in which it is an option, or "".
     """
     ordered = sorted(problems, key=lambda problem: (problem.mark.line == 0, problem.mark.line, problem.mark.column))
     lines: list[str] = []

@@ -29,7 +29,7 @@ class RestartReader:
         self._late = late
 
     def read(self) -> None:
-        """Read the restarts that were recorded since this was last called."""
+        """Read the restarts that were recorded since this was last called; `before` and `all` yield them as text."""
         while data := self._tail.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             events = (record_in(line, Event) for line in lines)  # the log is worth reading without what is torn

@@ -33,7 +33,8 @@ class DeferredStart(Strategy):
     """The supervisor that waits on this machine for one run, and then opens the run's next attempt on its cluster."""
 
     def supervise(self, go: BinaryIO) -> int:
-        """Wait until the run has been started on its cluster or has ended; return exit code 0.
+        """Wait until the run has been started on its cluster or has ended, or a stop signal arrives; return exit code
+        0. Return it at once if another process waits for the run, or if its newest attempt is no wait.
 
         At first this reads `go` until the submitting process closes it, which shows that the submit is complete. After
         a stop signal, another supervisor can continue to wait.

@@ -146,8 +146,8 @@ def _install_command_for(module: str, root: Path, python: str) -> str:
 
 
 def _has_our_version(python: str) -> bool:
-    """Return whether the interpreter has the Python version of this process, so that both find the same syntax
-    errors.
+    """Return whether the interpreter at the path `python` has the major and minor version of this process's Python,
+    such as 3.12, so that both find the same syntax errors.
     """
     ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return any(site.parent.name == ours for site in sites_of(python, os.environ)[:1])

@@ -327,7 +327,9 @@ class _Inbox:
             self._epoll.unregister(lines.descriptor)
 
     def close(self) -> None:
-        """Read no connection any more; do nothing if it was closed before."""
+        """Stop reading; the connections stay open, and are closed by those who use them. Do nothing if it was closed
+        before.
+        """
         if self._epoll.closed:
             return
         if self._later is not None:
@@ -632,8 +634,9 @@ async def _socket_for(address: str) -> socket.socket:
 async def _opened(
     peer: socket.socket, decoder: msgspec.json.Decoder[In], line_bytes: int, inbox: _Inbox | None = None
 ) -> Wire[In, Any]:
-    """Return the wire on an authenticated socket. `decoder` decodes the peer's messages, of at most `line_bytes` each;
-    with `inbox`, its `attend` reads it together with all other connections in that.
+    """Return the wire on an authenticated socket. `decoder` decodes the peer's messages, of at most `line_bytes` each.
+    With `inbox`, the wire's method `attend` does not read the socket by itself: the inbox reads it together with the
+    sockets of other peers.
     """
     try:
         address, port = peer.getpeername()[

@@ -306,10 +306,11 @@ _SHARED_PREFIX = f"state/{SHARED}/"
 
 
 def _target_like(entry: TensorEntry, parameter: Tensor, device: torch.device, live: Tensor | None) -> Tensor:
-    """Return a tensor to read the optimizer's saved tensor `entry` into, sharded as `parameter` if it has its shape.
+    """Return a tensor to read the optimizer's saved tensor `entry` into, sharded as `parameter` if both have one shape.
 
     A tensor of another shape is whole and on `device`. `live`, the optimizer's present tensor (None: there is none), is
-    reused if it fits: touching new memory costs several times as much as reading into old.
+    reused if neither is sharded and both have the same shape, type and strides: touching new memory costs several times
+    as much as reading into old.
     """
     dtype = dtype_of(entry.dtype)
     if tuple(parameter.shape) == entry.shape and parameter.dim() > 0:

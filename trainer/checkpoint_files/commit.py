@@ -61,9 +61,10 @@ def begin(folder: Path, step: int, token: FencingToken, run_dir: Path | None = N
 
 
 def enter(draft: Path) -> None:
-    """Make a draft folder on this disk with the name that rank 0 chose on another disk, unless it exists.
+    """Create the draft folder `draft` on this node's disk, unless it exists; rank 0 has chosen its name.
 
-    It is called on the rank that acts for the disk, which checks afterwards that its fencing token is still the newest.
+    Every rank of a save calls it if nodes have separate disks. It checks no fencing token: the rank that acts for the
+    disk does that later.
     """
     with contextlib.suppress(FileExistsError):
         draft.mkdir(mode=0o700)

@@ -52,7 +52,7 @@ class Place:
 
     @property
     def each(self) -> int:
-        """The number of values in each rank's part."""
+        """The number of values in one part, where an operation divides `count` values into a part for each rank."""
         return self.count // self.many
 
 

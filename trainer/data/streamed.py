@@ -1,4 +1,9 @@
-"""Batches of a stream: read whole by all ranks, in canonical shards, or sharding itself over ranks and workers."""
+"""Batches of a stream, read in one of three ways: whole by every rank, in canonical shards, or as it splits itself.
+
+The data set decides (`_kind`). A stream that is read whole is shared: every rank keeps its own part. Canonical shards
+have a fixed number and are dealt to the ranks. A stream that shards itself gives each rank and worker samples of its
+own.
+"""
 
 import logging
 from collections.abc import Callable, Generator, Mapping
@@ -169,7 +174,11 @@ class Sharded:
 
 
 class Streamed:
-    """A stream as a source of batches, which continues at a saved position or begins an epoch."""
+    """The batches of a training whose data is a stream, read in whichever of the three ways suits the data set.
+
+    Canonical shards are a fixed number of parts, which are dealt to the ranks. Reading continues at a saved position or
+    begins an epoch.
+    """
 
     def __init__(self, reading: Reading, fetching: Fetching, agreement: StepAgreement) -> None:
         self._reading, self._fetching, self._step_agreement = reading, fetching, agreement

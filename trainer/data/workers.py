@@ -262,7 +262,10 @@ def _portable(error: Exception) -> Exception:
 
 
 def _leave_signals_to_the_rank(settings: _WorkerSettings) -> None:
-    """Ignore the signals that the rank handles, as they reach the whole process group."""
+    """Do nothing on signals that the rank handles, such as SIGTERM: they are sent to the whole process group.
+
+    Then unblock them, by setting the rank's own signal mask, which is in `settings`.
+    """
     signal.set_wakeup_fd(-1)  # the rank's own pipe
     for number in _OF_THE_RANK:
         # Not SIG_IGN: a program that a data set starts would inherit it.

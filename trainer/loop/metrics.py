@@ -47,7 +47,7 @@ class JsonLines(Callback):
     def on_start(self, training: Training) -> None:
         """Open the file and append a line with the step from which the training begins or resumes.
 
-        Lines of later steps that are already in the file no longer count then.
+        Lines of later steps that are already in the file stay there, but its readers then ignore them.
         """
         attempt = self._launched.attempt
         self._open()

@@ -188,7 +188,9 @@ class Piped:
     def _inputs(self, function: Function, data: Any, *, training: bool) -> Tensor:
         """Run the function on the batch `data` until it calls the model; return the tensor that it passes.
 
-        That is the same on all ranks. `training` is the mode of the model that the function gets.
+        The tensor is not compared between ranks: it is the same on all, because each has the whole batch, and a
+        function that draws random numbers before the call is refused by a TrainerError. `training` is the mode of the
+        model that the function gets.
         """
         return _model_input(function, data, self._pipeline.casting, self._device, training=training)
 

@@ -102,9 +102,10 @@ class Profiler(Callback):
         return path
 
     def _summarise(self, training: Training, path: Path) -> None:
-        """Summarise the trace at `path` over all ranks, which communicate here, and report it.
+        """Summarise the trace at `path` over all ranks, which all call it, and print the summary.
 
-        Nothing is done if a restart cut the trace short.
+        Its numbers are passed to the function `report` that the profiler was made with. Nothing is done if a restart
+        cut the trace short.
         """
         if self._begun == self._first - 1:
             mine = traced(json.loads(path.read_bytes())["traceEvents"])

@@ -76,7 +76,10 @@ class Schedule:
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     def validated(self, values: Mapping[str, float], monitor: str) -> None:
-        """Step a ReduceLROnPlateau by the value called `monitor`, after a validation; other schedulers do nothing."""
+        """Step a ReduceLROnPlateau by the value called `monitor`, after a validation; other schedulers do nothing.
+
+        Raises BadSettings if a ReduceLROnPlateau is stepped and `values` has no such value.
+        """
         if isinstance(self._scheduler, ReduceLROnPlateau):
             self._scheduler.step(monitored(values, monitor))
 
@@ -214,7 +217,11 @@ class Schedules:
 
 
 def _saved_by_name(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the saved scheduler states by the optimizer's name; if there is only one optimizer, its name is ""."""
+    """Return the saved scheduler states by the optimizer's name.
+
+    With several optimizers `state` already has this form. With one, `state` is that scheduler's state itself, and the
+    name is "".
+    """
     several = bool(state) and all(isinstance(value, Mapping) for value in state.values())
     return state if several else {"": state}
 

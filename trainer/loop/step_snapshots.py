@@ -86,9 +86,10 @@ class StepSnapshots:
 
     @property
     def resizes(self) -> bool:
-        """Whether another number of ranks may continue after a kill, and another rank has this one's parameters.
+        """Whether another number of ranks may continue after a kill, without loading a saved state.
 
-        The first condition is `may_resize`; by the second no saved state has to be loaded.
+        This needs three things: launch allows another number and each node has all parameters (both by `may_resize`),
+        and another rank has the same parameters as this one.
         """
         return self.may_resize and self.has_replica
 

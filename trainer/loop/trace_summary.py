@@ -303,9 +303,9 @@ def _kind(phase: str) -> str:
 
 
 def _numbered(collectives: Iterable[Collective]) -> Iterable[tuple[int, Collective]]:
-    """Yield (n, collective) for each collective: the rank had n of the same name and bytes before it.
+    """Yield (n, collective) for each collective of one rank, in order; n counts the earlier ones that are like it.
 
-    By name, bytes and n it is matched with the same collective on other ranks.
+    Alike are those of the same name and bytes. Name, bytes and n together identify the same collective on other ranks.
     """
     seen: defaultdict[tuple[str, int], int] = defaultdict(int)
     for one in collectives:

@@ -547,7 +547,7 @@ class Trainer:
         return None if self._step is not None and self._loss is own_loss else self._loss
 
     def _all_callbacks(self, console: Console | None, save_best: Callable[..., None]) -> list[Callback]:
-        """Return the user's callbacks with those that the settings ask for.
+        """Return the user's callbacks, followed by those that the settings ask for.
 
         `console` is None except on rank 0; `save_best(step, values)` saves the best checkpoint.
         """

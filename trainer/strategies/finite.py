@@ -35,7 +35,7 @@ class Skips:
         return int(self._total), int(self._in_a_row)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the counts, read from the device."""
+        """Return the counts, read from the device: `total`, and `in_a_row` up to the last step."""
         total, in_a_row = self.read()
         return {"total": total, "in_a_row": in_a_row}
 

@@ -140,8 +140,9 @@ class _Paging(TorchDispatchMode):
     def rows_of(self, parameter: nn.Parameter) -> Tensor:
         """Return this rank's rows of a parameter of the finished model.
 
-        All managed parameters are reduced to rows, and the values are added to the digest of the model that `compare`
-        compares. Call it once for each parameter, in the same order on all ranks.
+        The parameters that `register` manages are first reduced to rows. A digest of the whole parameter is added to
+        the model's, which `compare` compares between ranks. Call it once for each parameter, in the same order on all
+        ranks.
         """
         self._put_away(keep=[])
         page = self._pages.get(parameter.untyped_storage()._cdata)  # noqa: SLF001 - its identity

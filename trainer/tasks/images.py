@@ -171,7 +171,10 @@ def _image_folder(root: Path, pixels: int, more: list[Any]) -> Images:
 
 
 def _whole(pixels: int) -> Transform:
-    """Return the transform that crops the middle of a picture of any size, for validation and requests."""
+    """Return the transform for validation and requests: it resizes a picture of any size and crops its middle.
+
+    The result is normalised and has `pixels` rows and columns.
+    """
     steps = [v2.ToImage(), v2.Resize(round(pixels * 256 / 224)), v2.CenterCrop(pixels), *_to_numbers(_IMAGENET)]
     transform: Transform = v2.Compose(steps)
     return transform

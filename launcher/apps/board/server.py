@@ -296,7 +296,9 @@ def _index(_: _Question) -> Response:
 
 
 def _page(question: _Question) -> Response:
-    """Return the script, style or picture of the page that the request's path names."""
+    """Return the script, style or picture of the page that the request's path names, or a response with status 404 if
+    there is none of this name.
+    """
     return _file(question.request.path_params["name"])
 
 

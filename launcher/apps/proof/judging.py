@@ -159,7 +159,7 @@ class FinishedRun:
 
     @property
     def took_s(self) -> float:
-        """The seconds from the run's first start to its end, or 0."""
+        """The seconds from the run's first start to its end, or 0 if one of these times is not recorded."""
         begin, end = self.status.started_at, self.status.ended_at
         return end - begin if begin is not None and end is not None else 0.0
 

@@ -160,8 +160,11 @@ class _Measuring:
         return of_roles(found, self.wish.spec, self.role)
 
     def _measure(self, one: Configuration, number: int, wanted: Sequence[Configuration]) -> None:
-        """Run one of the `wanted` configurations in round `number`, and store its metrics, or why it could not be
-        measured.
+        """Run the configuration `one` in round `number`, and store its metrics, or why it could not be measured. In a
+        round every configuration is run once.
+
+        `wanted` are all configurations: in weak scaling, the batch of `one` follows from that of the configuration with
+        the fewest ranks.
         """
         try:
             batch = self._batch(one, wanted)
@@ -241,7 +244,9 @@ class _Measuring:
         return measured(self.rows.get(one, []), self.schedule.warm, self.schedule.last)
 
     def _point(self, one: Configuration, scaling: str) -> ScaledRun:
-        """Return what was measured with a configuration, as a point on the curve of a scaling."""
+        """Return what was measured with the configuration `one`, as a point on the curve of a scaling. If nothing could
+        be measured, the point has no rates, and `why` says the reason.
+        """
         strategy = one.strategy or _strategy(self.wish.spec.run)
         runs = tuple(run.id for run in self.runs if _is_of(run, f"{self.id}-{one.name}"))
         point = ScaledRun(strategy, scaling, one.ranks, one.nodes, runs, crowded=self.crowded.get(one, ""))

@@ -78,7 +78,9 @@ def _conducted(sweep: SweepDir, record: SweepRecord) -> int:
 
 
 def conduct(rounds: "Round") -> None:
-    """Conduct until the sweep is over, with longer pauses while nothing happens."""
+    """Carry out one round after another until the sweep is over. In a round (`Round.go`) the trials are looked at and
+    what is due is done. The pauses between rounds grow while nothing is done.
+    """
     quiet_since = time.monotonic()
     while True:
         done, over = rounds.go()

@@ -56,7 +56,8 @@ class Access:
 
 
 def is_this_machine(request: HTTPConnection, *names: str) -> bool:
-    """Return whether the request's Host header is an address, `localhost` or one of `names`, with any port.
+    """Return whether the request's Host header is an IP address, `localhost` or one of the host names in `names`, with
+    any port.
 
     Return False if it is the name of a web site, even if that name resolves to this machine.
     """

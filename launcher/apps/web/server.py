@@ -238,7 +238,9 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.send_400_response(f"expected a head of at most {self._limits.head_bytes} bytes")
 
     def pause_writing(self) -> None:
-        """Start the time limit within which the client must read the response."""
+        """Start the time limit within which the client must read what was sent so far; asyncio calls this when too much
+        of a response is unread. If the limit passes before `resume_writing`, the connection is dropped.
+        """
         super().pause_writing()
         self._taking = self.loop.call_later(self._limits.take_s, self.drop)
 

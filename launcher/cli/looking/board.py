@@ -168,7 +168,9 @@ def _delete_page(page: Path | None) -> None:
 
 
 def _port(text: str) -> int:
-    """Return the port in an option's text; raise ArgumentTypeError for any other text."""
+    """Return the port, 0 to 65535, in an option's text; raise ArgumentTypeError for any other text. 0 stands for any
+    free port.
+    """
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _MOST_PORT):
         raise argparse.ArgumentTypeError(f"expected a port, 0 to {_MOST_PORT}, got {text!r}")
     return int(text)

@@ -234,7 +234,9 @@ def _contents(home: Path, wanted: Held, name: str) -> Iterator[bytes]:
 
 
 def _present(wanted: Held, held: Iterable[Held]) -> set[str]:
-    """Return the names of the checkpoint's files that a disk has, of which `held` lists the contents."""
+    """Return the names of the files of the checkpoint `wanted` that are on one disk; `held` is that disk's list of
+    checkpoints.
+    """
     return {name for one in held if _same(one, wanted) for name in one.present}
 
 

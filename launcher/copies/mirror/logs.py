@@ -70,7 +70,9 @@ def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
 
 
 def size(run: RunDir) -> int:
-    """Return how many bytes of logs and metrics this machine has."""
+    """Return the size in bytes of all logs and metrics in the run's folder on this machine, those of its other roles
+    included.
+    """
     return sum(tails.sizes(run.path, folders_of(run)).values())
 
 

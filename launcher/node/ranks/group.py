@@ -57,8 +57,10 @@ Pids = Callable[[], Collection[int]]  # now
 class Home:
     """The run, attempt and node for which an agent works.
 
-    `offered` is a zygote whose imports are done, `notes` and `snapshots` are folders in memory for recovery, `gate` is
-    where the node's next agent would receive its arguments; each is None if not used.
+    `offered` is a zygote whose imports are done, `notes` and `snapshots` are folders in memory for recovery. `gate` is
+    a socket that the agent passes to its zygote's standby, a process with all imports done. If the agent dies, the
+    supervisor sends the standby new arguments over the socket, with which it becomes the node's next agent. Each of
+    these four is None if not used.
     """
 
     plan: Plan

@@ -49,8 +49,9 @@ class Reaper:
         self._births += 1
 
     def born(self) -> None:
-        """End what `expect_birth` began, which is to keep the deaths of unknown children: the new child's pid is now
-        watched, or no child was started.
+        """End one birth that `expect_birth` began, because the new child's pid is now watched or no child was started.
+
+        Once no other birth is under way, forget the kept deaths of unknown children, and keep no more.
         """
         self._births -= 1
         if not self._births:

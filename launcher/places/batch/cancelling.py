@@ -72,8 +72,9 @@ class Cancelling:
     def _end_newest(self, job: QueuedJob | None, submit_token: str) -> CancelReport:
         """Ask the processes of the newest attempt's job to save and end, end the job, and return the report.
 
-        `job` is None if the attempt has no job. If the job does not show `submit_token`, the attempt's, end nothing and
-        raise Unreachable.
+        If `job` is None, because the attempt has none, or has ended, only record that the attempt is cancelled. A job
+        that does not show `submit_token`, the attempt's, is never ended: raise Unreachable, unless the attempt ends by
+        itself. Also raise it if the attempt was submitted to another cluster.
         """
         if (job is None or submit_token not in job.submit_tokens) and (
             why := ThisCluster(self._queue).elsewhere(self._run, self._attempt)

@@ -92,10 +92,11 @@ def _job_id(queue: BatchSystem, handover: Handover, made: str, index: int) -> st
 
 
 def _known(queue: BatchSystem, handover: Handover) -> _FoundJob | None:
-    """Return the scheduler's job with the attempt's submit token, or None if it has none.
+    """Return the job that an earlier submit of this handover made, found by the submit token, or None if there is none.
 
-    The scheduler is asked again, because an answer from before the lock was held may be out of date. For an attempt
-    that follows another, a job of the older attempt counts as well, because a controller may have requeued it late.
+    The scheduler is asked again, because an answer from before the handover's lock was held may be out of date. For an
+    attempt that follows another, any job of the run that has not ended counts as well, because a controller may have
+    requeued it late.
     """
     jobs, submit_token = queue.jobs(), handover.intent.submit_token
     for one in jobs:
@@ -138,7 +139,8 @@ def submit_tokens_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
 
 def _submit(queue: BatchSystem, handover: Handover, lock: int) -> str:
     """Write the batch script of the handover's attempts, submit it and return the job's id. The submitting command
-    inherits the descriptor `lock`, so that the lock is held as long as it lives.
+    inherits the descriptor `lock`, so that the lock is held as long as it lives. Raise NotStarted if the job is
+    refused, and another LaunchError if it is not known whether it was accepted, or under which id.
     """
     run, attempt = next((run, attempt) for run, attempt in handover.members if run.plan.exists())
     plan = read_plan(run, attempt.number)

@@ -87,9 +87,9 @@ class SharedZygote:
     def start_supervisor(
         self, argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
     ) -> bool:
-        """Start the supervisor of the run in `run_dir` as a fork of the zygote, with the command line `argv`, the
-        variables `env`, its errors written to the descriptor `stderr`, and the descriptors `fds`. Return False if the
-        zygote did not start it.
+        """Start the supervisor of the run in `run_dir` as a fork of the zygote, with the command line `argv` and the
+        variables `env`. Its errors go to the descriptor `stderr`, and it gets the descriptors `fds` under the same
+        numbers. Return False if the zygote did not start it.
         """
         null = os.open(os.devnull, os.O_RDWR)
         words = {"argv": list(argv), "env": dict(env), "run_dir": str(run_dir), "fds": [0, 1, 2, *fds]}

@@ -67,8 +67,9 @@ def _tail(events: Path, end: int) -> str:
 
 
 def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
-    """Write the records in the news; ignore the news if this machine has a later attempt than they do. Raise
-    LaunchError if the numbers of the attempts or the offset of the events are not those that were asked for.
+    """Write the records in the news, which begin with those of `attempt`, the one from which they were asked for.
+    Ignore the news if this machine has a later attempt than they do. Raise LaunchError if the numbers of the attempts
+    or the offset of the events are not those that were asked for.
 
     The end is written last, because an ended run is not asked about any more, and by then all its events must be here.
     """
@@ -139,8 +140,8 @@ def _keep_events(run: RunDir, news: RunNews) -> None:
 
 
 def answer_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
-    """Return the login node's answer in the form of any cluster, and record it for times when the login node does not
-    answer.
+    """Return the news of the login node as a ClusterAnswer, the form in which every kind of cluster reports the state
+    of a run. Record it in the attempt's folder, for times when the login node does not answer.
     """
     last = read_record(attempt.seen, ClusterAnswer)
     word = _cluster_answer(news, last)

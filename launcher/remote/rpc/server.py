@@ -77,7 +77,7 @@ def answer_all(
     incoming: Incoming, tell: Callable[[bytes], object], requests: Any, answer: Answering, *, where: str = ""
 ) -> int:
     """Serve requests that come from `incoming`, send replies with `tell`, until the client closes the connection;
-    return the exit code.
+    return this program's exit code: 0 then, Exit.INTERNAL after a malformed request, which ends the connection.
 
     `requests` is the union of the types that `answer` accepts, which is called with a request and the bytes that follow
     it. `where` begins the message of an internal error.

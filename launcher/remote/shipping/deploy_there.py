@@ -104,7 +104,9 @@ def unpack(packages: str) -> None:
 
 
 def check(python: str) -> None:
-    """Exit with an error unless this Python can import the launcher."""
+    """Exit with an error unless the interpreter at the path `python` can import the launcher and the packages that it
+    needs.
+    """
     on_host = [f"launcher.places.ssh.host.{part}" for part in ("host_supervisor", "server", "receive")]
     names = ["launcher.node.node", "launcher.supervisor.__main__", *on_host, "msgspec", "xxhash"]
     words = [python, "-P", "-c", "import " + ", ".join(names)]

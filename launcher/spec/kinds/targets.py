@@ -40,7 +40,9 @@ class SecretText(Leaf, frozen=True):
         return f"{more}the variable that holds it, or `{{file: PATH}}`"
 
     def parse(self, node: Node) -> Secret | str:
-        """Return the value that the node stands for; raise Wrong with every problem in it."""
+        """Return a Secret, which says where the value is stored, or with `spelled_out` the web address itself if the
+        node is one. Raise Wrong with every problem in the node.
+        """
         match node:
             case Unusable():
                 raise Wrong

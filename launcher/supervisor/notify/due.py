@@ -106,8 +106,11 @@ def _started(key: str, life: Sequence[Event], state: RunState) -> Message | None
 def _restarted(
     key: str, life: Sequence[Event], state: RunState, most: int, at: float, role: str = ""
 ) -> Message | None:
-    """Return the message that the run, or a role, was restarted more than `most` times, or None. `life` are the events
-    since the user's submit or resume, and `at` is the time of the message.
+    """Return the message that the run, or with `role` that role of it, was restarted more than `most` times since the
+    user's submit or resume, or None if it was not.
+
+    `life` are the events since then. `key` identifies the message, `at` is its time, and `state` the recorded state
+    that it shows.
     """
     restarts = restarts_by_cause(life)
     return message.restarted(key, state, at, restarts, role) if sum(restarts.values()) > most else None

@@ -246,7 +246,9 @@ def _events(run: RunDir) -> list[Event]:
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Send the notifications of one attempt, RUN_DIR ATTEMPT LINGER_S, at a low priority, and exit."""
+    """Send the notifications of one attempt at a low priority, and exit. `argv` is RUN_DIR ATTEMPT LINGER_S: for up to
+    LINGER_S seconds after the supervisor has exited, notifications are still delivered.
+    """
     os.umask(0o077)
     os.nice(5)
     send_all(RunDir(Path(argv[0])), int(argv[1]), float(argv[2]))

@@ -46,8 +46,8 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def is_down(self) -> bool:
-        """Return whether Slurm has given the node up. A drained node, or one that has not reported since its boot, need
-        not be down.
+        """Return whether Slurm has given the node up: a word of its state is DOWN, NOT_RESPONDING, FAIL or ERROR. A
+        drained node, or one that has not reported since its boot, need not be down.
         """
         return not _DOWN.isdisjoint(self.state)
 

@@ -71,5 +71,5 @@ def read_word(text: str) -> str:
 
 
 def read_number(text: str) -> int | None:
-    """Return the number in a field, or None if it holds no number."""
+    """Return the number in a field of 1 to 18 digits, or None for any other text."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None

@@ -52,8 +52,9 @@ _UNSET_S = 0.05  # between looks for records of a coordinator that sets the even
 
 
 class HostWatch:
-    """A thread of the leader that watches the other hosts: it has later attempts avoid hosts that are silent for a
-    lease, and sends the attempt to voters that came back late.
+    """A thread of the leader that watches the other hosts. It has later attempts avoid hosts that did not answer for a
+    lease (`recovery.lease` of the spec). To a voter that came back and has not accepted the present attempt yet, it
+    sends the message to join that.
     """
 
     def __init__(self, supervisor: SupervisorState, wakeup: Wakeup, clock: Callable[[], float] = boottime) -> None:
@@ -72,14 +73,15 @@ class HostWatch:
         self._thread.join()
 
     def _work(self) -> None:
-        """Check the hosts at intervals until `close` is called."""
+        """Ask the hosts for their state at intervals, and act on the answers (`look`), until `close` is called."""
         with waiting_for_disks():
             while not self._over.wait(HEAR_S):
                 self.look()
 
     def look(self) -> None:
-        """Ask all hosts for their state. Have later attempts avoid those that became silent for a lease, send the
-        attempt to voters that came back, and request a next attempt if one of them has voted for a newer one.
+        """Ask all hosts for their state. Have later attempts avoid those that became silent for a lease, send voters
+        that came back the message to join the present attempt, and request a next attempt if a host has voted for a
+        newer one.
         """
         supervisor, now = self._supervisor, self._clock.now()
         there = statuses(supervisor.rpc.ask(Ask(), limit_s=HEAR_S))
@@ -123,7 +125,8 @@ class LeaderStop(StopSignal):
 
 
 def send_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
-    """Send the present attempt to the voters in `there` that came back; each accepts it once it has the history.
+    """Send the voters in `there` that came back the message to join the present attempt; each accepts it once it has
+    the history.
 
     Tell those that have accepted it that the attempt is settled.
     """

@@ -115,8 +115,8 @@ class Voter:
 
     @property
     def leads(self) -> bool:
-        """Return whether this host leads the newest attempt that it has accepted, which enough voters have accepted
-        too, and has voted for no newer one.
+        """Return whether this host leads: the newest attempt that it has accepted names it as leader and is known to be
+        accepted by enough voters, and this host has voted for no newer one.
         """
         return self.settled and self.newest.leader == self.me and self.voted[0] == self.newest.attempt
 

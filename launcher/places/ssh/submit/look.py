@@ -61,7 +61,9 @@ def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> di
 
 
 def _as_answer(word: ClusterAnswer | LaunchError | None) -> ClusterAnswer | None:
-    """Return `word`, or for an error the answer that the hosts do not answer."""
+    """Return `word` itself, or instead of an error a ClusterAnswer of unknown state, which has the error's first line
+    as `silent`.
+    """
     return ClusterAnswer("unknown", "", 0.0, silent=word.lines[0]) if isinstance(word, LaunchError) else word
 
 
@@ -156,8 +158,9 @@ def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | Launc
 
 
 def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: LaunchError | None) -> ClusterAnswer | None:
-    """Return the state of an attempt whose submitter is gone before the handover was recorded, or None if its hosts
-    were told to begin all the same.
+    """Return the state of an attempt whose submitter is gone and has not recorded that it was handed to its hosts. It
+    is queued if another process hands it over now; otherwise it is the state last seen, with the reason why hosts do
+    not answer or why there was no handover. Return None if one of its hosts has begun the attempt nevertheless.
 
     `why_not` is why the attempt could not be handed over now, or None if that was not tried.
     """
