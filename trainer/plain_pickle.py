@@ -118,7 +118,7 @@ class _Reader:
                 expect(Built, stack[-1]).fill(last)
 
     def _to_mark(self) -> list[Any]:
-        """Remove and return the items above the last mark."""
+        """Remove the last mark and the items above it from the stack, and return these items."""
         at = self._marks.pop()
         items = self.stack[at:]
         del self.stack[at:]

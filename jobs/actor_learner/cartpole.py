@@ -66,7 +66,11 @@ def is_over(state: State) -> bool:
 
 
 def play(policy: Policy, seed: int, step: int, episode: int) -> tuple[list[State], list[int]]:
-    """Return the states of an episode, and the push (1: right, 0: left) that the policy chose in each."""
+    """Play an episode; return its states, and the push (1: right, 0: left) that the policy chose in each.
+
+    The random choices follow from `seed`, `step`, the training step of the policy's weights, and `episode`, the
+    episode's number in that step.
+    """
     chance = random.Random(f"{seed} {step} {episode}")  # noqa: S311 - a game, no secret
     state, states, pushes = begin(chance), list[State](), list[int]()
     while len(states) < LONGEST and not is_over(state):

@@ -89,7 +89,7 @@ _listed: dict[RunId, list[str]] = {}  # what their ranks have written, for the n
 
 
 def serve_requests() -> int:
-    """Answer requests on stdin until it ends, and return the exit code."""
+    """Answer on stdout the requests that come over stdin, until it ends; return the exit code."""
     return serve(Request, lambda request, _body: answer(request), where="on the login node: ")
 
 

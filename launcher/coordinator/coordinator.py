@@ -142,7 +142,9 @@ class Coordinator:
         return None if soonest == inf or self._attempt.phase is AttemptPhase.OVER else soonest
 
     def snapshot(self, now: Now, *, ended: bool = True) -> RunState:
-        """Return the current state of the run; with `ended=False`, without an end that is not yet on disk."""
+        """Return the run's current state, as a record for `state.json`. With `ended=False` it does not say how the
+        attempt ended, for use while that is not on disk yet.
+        """
         return self._attempt.state(now, ended=ended)
 
     def _phase_moments(self) -> list[float]:
@@ -311,8 +313,8 @@ class Coordinator:
             self._closer.close(found)
 
     def _disk_failed(self, node: KnownNode, text: str) -> None:
-        """Record that the node's disk has failed, and close the generation if the node has ranks in it. The node may be
-        used again, but others are preferred.
+        """Record that the node's disk has failed, with the agent's `text` about it, and close the generation if the
+        node has ranks in it. The node may be used again, but others are preferred.
         """
         self._ledger.record("disk", text, node=node.index, cause=Cause.DISK)
         if self._attempt.joining is not None and node.index in self._attempt.joining.newcomers:

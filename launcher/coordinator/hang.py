@@ -263,7 +263,9 @@ def _out_of_order(wait: _Wait, elsewhere: Sequence[RankLook], ranks: Sequence[Ra
 
 
 def _crossed(waits: Sequence[_Wait], ranks: Sequence[RankLook]) -> HangVerdict:
-    """Return the verdict for ranks that wait for each other in different groups."""
+    """Return the verdict for ranks that wait for each other in different groups. Each of `waits`, at least one, lacks
+    ranks; the verdict names the first rank that the first of them lacks.
+    """
     first = waits[0]
     absent = first.absent[0]
     other = next((wait for wait in waits[1:] if absent in wait.waiting), None)

@@ -46,7 +46,9 @@ class Links:
         self._forget(None)
 
     def _forget(self, gathering: Gathering | None) -> None:
-        """Drop all measurements, and begin new ones for the wait for nodes in `gathering` (None for none)."""
+        """Drop all measurements. Later ones count for `gathering`, one wait for enough nodes (None: no wait has begun
+        yet).
+        """
         self._of = gathering  # what was measured before a failure does not count after it
         self._found: dict[Pair, MeasuredLink] = {}
         self._looked_at: dict[int, object] = {}  # by node: its agent, when a link of it was last measured

@@ -84,7 +84,9 @@ class KnownNode:
 
     @property
     def is_replaced(self) -> bool:
-        """Return True if the node's ranks were given up, so that other nodes may take their places."""
+        """Return True if ranks may still run on the node but were given up, so that other nodes may take their
+        places.
+        """
         return 0 < self.holds <= self.given_up
 
     @property

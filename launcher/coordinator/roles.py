@@ -136,5 +136,5 @@ class Roles:
         return self._roles[part.role].after if part.role in self._roles else ()
 
     def _is_ready(self, role: str) -> bool:
-        """Return whether all parts of the role are ready."""
+        """Return whether all parts of the role were reported as ready, so that roles that wait for it may start."""
         return all(part.is_ready for part in self._parts.values() if part.role == role)

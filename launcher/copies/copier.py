@@ -169,8 +169,11 @@ class Copier:
     async def _copied(
         self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: ReplicaAddress
     ) -> _Result:
-        """Copy the files `names` of the checkpoint `save` from node `node` to `target` and return the result; a failure
-        is tried again for `give_up_s` of Patience, then recorded by `_record_failure`.
+        """Copy the files `names` of the checkpoint `save` from this node, `node`, to `target`.
+
+        Return COPIED, GONE if the files no longer exist or are damaged here, or FAILED after `give_up_s` of Patience.
+        A failure is tried again until then, but at the end of the generation not if a newer checkpoint waits; then it
+        is recorded by `_record_failure`.
         """
         until = time.monotonic() + self._patience.give_up_s
         name, refused = "", False

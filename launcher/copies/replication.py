@@ -113,8 +113,8 @@ class Replication:
             self.keeps = await asyncio.to_thread(self._files.look_at, "step", step) is not None
 
     async def settle(self) -> str:
-        """Wait until every file of this node's ranks has its second copy or was given up; return why the newest has
-        none, or "".
+        """Wait until this node's files of the newest committed step have their second copies, or were given up after
+        some time of failures; return why they have none, or "". Older steps may still wait.
         """
         return await self._copier.settle()
 

@@ -44,14 +44,16 @@ class _Session:
 
 
 class Agreement:
-    """The decisions that this node has made as first member (the node of rank 0), by generation."""
+    """The decisions that this node has made as first member (the node of rank 0), by generation: which checkpoint all
+    members load. Members wait here for the decision, and then until each has the files.
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[int, _Session] = {}
 
     def decide(self, generation: int, decision: LoadDecision, members: Collection[int]) -> None:
         """Publish the decision for a generation, to be returned by `decision` now and later; callers that wait for an
-        older generation are cancelled. `members` are the nodes that will arrive.
+        older generation are cancelled. `members` are the nodes that `arrive` waits for.
         """
         for number in [number for number in self._sessions if number < generation]:
             session = self._sessions.pop(number)

@@ -89,8 +89,8 @@ class MachineFacts:
     """Facts about a machine that any user can find out.
 
     `memory` is (free, total) bytes of /dev/shm, `open_files` the (soft, hard) limit, `is_synchronised` whether a time
-    service keeps the clock, `is_killed` whether logind ends a user's processes at logout, and `torch` is None unless it
-    was asked for.
+    service keeps the clock, `is_killed` whether logind ends a user's processes at logout. `folders` has the
+    facts about each folder in the request, and `torch` is None unless it was asked for.
     """
 
     cores: int  # that a process of the user may use

@@ -71,7 +71,8 @@ def main() -> int:
 
 
 async def coordinate(run: RunDir, plan: Plan, number: int, lease: Lease) -> Exit:
-    """Run the coordinator of a role whose node 0 is another machine, without an agent, and return its exit code.
+    """Run the coordinator of a role whose node 0 is another machine, without an agent, until the attempt has ended, and
+    return the exit code for this process.
 
     `number` is the attempt's. `lease` holds the memory that this process shares with its supervisor; no rank runs under
     it here.

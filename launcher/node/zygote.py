@@ -315,8 +315,8 @@ def redirect(source: int, *targets: int) -> None:
 
 
 def exit_if_asked_as_rank(encode: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    """Return an `encode` for os.environ that ends a process in reserve if its program reads a variable that only a rank
-    has.
+    """Return an `encode` for os.environ that ends the process if its program reads a variable that only a rank has,
+    such as RANK, while the process is in reserve: started in advance, to become a rank later.
 
     With no value or a wrong one the program would go on as another rank than it becomes later.
     """

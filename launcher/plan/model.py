@@ -125,8 +125,10 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def address_keys(self) -> dict[str, str]:
-        """The key in `addresses` for each port of the role's ranks, by port name: for "", a rank's first port, the
-        role's name, and for others ROLE_PORT, such as `server_metrics`.
+        """A dict from the name of each port that the role's ranks have to its key in `addresses`.
+
+        The first port has the name "", and the role's name as its key. The key of another port is ROLE_PORT: port
+        `metrics` of role `server` has `server_metrics`.
         """
         return {"": self.role} | {port: f"{self.role}_{port}" for port in self.ports}
 

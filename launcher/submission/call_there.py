@@ -27,7 +27,8 @@ def main(module: str, name: str, folders: list[str], python: tuple[int, int]) ->
     """Call the function as this rank. Write what it returns (rank 0 only), or write its exception and raise it again.
 
     The function is `name` in the module `module`. If `module` is "", it was pickled with its arguments, by a Python of
-    version `python`. `folders`, relative to this file, are added to the import path.
+    version `python` (major, minor); an interpreter of another version raises RuntimeError. `folders`, relative to this
+    file, are added to the import path.
     """
     rank = int(os.environ.get("RANK", "0"))
     path = os.path.join(HERE, RESULTS, f"rank-{rank:05d}.pkl")

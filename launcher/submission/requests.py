@@ -269,7 +269,9 @@ def queue_problems(wish: Request) -> list[Misfit]:
 
 
 def _warn(wish: Request, machine: Machine) -> None:
-    """Print warnings about options that are valid, but may not do what the user expects."""
+    """Print warnings about what is valid in the request but may not do what the user expects, such as a misspelt
+    argument of the script, or GPUs that no option asks for. `machine` describes the nodes of the request's cluster.
+    """
     words = [] if machine.own_python else [*wish.live]
     if machine.apart and not machine.own_python and _is_in_project(wish):
         words += map(_text_of, wish.project.lacking)

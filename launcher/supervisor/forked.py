@@ -21,8 +21,9 @@ _ARGUMENTS_FROM, _ENVIRON_TO = 45, 48  # of the words in /proc/PID/stat after th
 def fork_supervisor(
     argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
 ) -> bool:
-    """Start the supervisor with the command `argv`, in the environment `env`, as a fork of this process; return True
-    once it has detached itself. It gets the descriptors `fds`, and writes its errors to `stderr`.
+    """Start the supervisor of the run in `run_dir` as a fork of this process, with the command `argv`, in the
+    environment `env`; return True once it has detached itself. It gets the descriptors `fds`, and writes its errors to
+    `stderr`.
 
     Return False if this process has other threads, which a fork would lack, or too little memory behind its arguments
     for the command line that `ps` is to show.

@@ -58,8 +58,8 @@ class Strategy:
         return self.leaves_with
 
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
-        """Run one attempt and return how it ended. `carry` calls it for each attempt, so a subclass that calls `carry`
-        has to define it.
+        """Run one attempt and return how it ended. The method `carry`, which runs attempts one after the other, calls
+        it for each; so a subclass that uses `carry` has to define it.
         """
         raise NotImplementedError
 

@@ -216,8 +216,11 @@ class NothingWhole(msgspec.Struct, frozen=True, tag="nothing_whole", tag_field="
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
-    """agent → coordinator: another node now has a copy of this node's files of the checkpoint of `step`. For snapshots
-    in memory: this node has a copy of those of the previous node in the ring.
+    """agent → coordinator: one more node's files of `step` have a copy on another node.
+
+    Once each member has sent this for a step, all files of the step have copies. With checkpoints on disk, the files
+    are those of `node`, the sender; with snapshots in memory, `node` now has a copy of those of the previous node in
+    the ring.
     """
 
     node: int

@@ -73,10 +73,10 @@ class MemoryTier:
         return Entry("step", step, self.folder / folder_name(step))
 
     def fits(self, contents: Contents, world_group: SaveGroup) -> bool:
-        """Return whether all snapshots and one that is being written fit the limit on every node; all ranks call it.
+        """Return whether all snapshots to keep and one that is being written fit into every node's memory limit.
 
-        Only the first call measures, and sets `enabled`. `world_group` spans all ranks. Raises TrainerError on all
-        ranks if a tensor is of a type that cannot be saved.
+        All ranks call it. Only the first call measures, and sets `enabled`, which later calls return. `world_group`
+        spans all ranks. Raises TrainerError on all ranks if a tensor is of a type that cannot be saved.
         """
         if self.enabled is None:
             mine = make_plan(contents.tensors, self.node).size + sum(map(len, contents.documents.values()))

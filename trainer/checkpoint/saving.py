@@ -236,7 +236,7 @@ class Saver:
             self._thread = None
 
     def _count_piece(self) -> None:
-        """Count a written piece, so that `wait` sees progress."""
+        """Count a piece of a file that was written, so that `wait` in another thread sees progress of the save."""
         self._pieces += 1
 
     def _run_save(self, request: SaveRequest) -> None:

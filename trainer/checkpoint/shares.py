@@ -137,7 +137,7 @@ def _add_copy(share: Share, other: Share) -> bool:
 
 
 def _next_offsets(dim: int, share: Share) -> tuple[int, ...]:
-    """Return the offsets at which the next part along `dim` begins, directly after the share's last one."""
+    """Return the offsets in the tensor at which the part behind the share, a row of parts, would begin along `dim`."""
     many = share.count if share.dim == dim else 1
     begin = share.offsets[dim] + many * share.lengths[dim]
     return (*share.offsets[:dim], begin, *share.offsets[dim + 1 :])
@@ -178,9 +178,10 @@ def singles(share: Share) -> list[Share]:
 
 
 def separated(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
-    """Return the shares, and for each the places of the ranks that have the first part of its row or of a copy.
+    """Return the shares, each with the places of the ranks that have the first part of its row or of a copy of the row.
 
-    Shares that overlap are first divided into their parts, each of which is returned once, with all ranks that have it.
+    If any shares overlap, or are too many to compare, all are first divided into shares of one part. Each of these is
+    returned once, with all ranks that have it.
     """
     boxes = [(share.offsets, _row_lengths(share)) for share in shares]
     if len(shares) <= _FEW and not any(_overlap(*pair) for pair in combinations(boxes, 2)):

@@ -247,8 +247,8 @@ def _last(path: str) -> str:
 def fetched_run(url: str, step: int | None, warn: Callable[[str], None]) -> Iterator[Path]:
     """Yield a temporary local folder with the newest complete checkpoint below a run's address, or that of `step`.
 
-    A damaged checkpoint is skipped, with a message to `warn`, unless it is that of `step`. Raises TrainerError if there
-    is none.
+    The address `url` ends with the run's id. A damaged checkpoint is skipped, with a message to `warn`; but if it is
+    that of `step`, CheckpointDamaged is raised. Raises TrainerError if there is no checkpoint to yield.
     """
     store = ObjectStore(url)
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:

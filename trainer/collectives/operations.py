@@ -102,7 +102,7 @@ def scatter(at: Place) -> Prepared:
 
 
 def gather(at: Place) -> Prepared:
-    """Prepare a gather: the first rank collects a part of each rank."""
+    """Prepare a gather: the first rank collects `at.each` numbers from each rank."""
     mine = at.of(at.index, at.each)
     got = [at.empty(at.each) for _ in at.ranks] if at.index == 0 else None
     return Prepared(

@@ -205,7 +205,8 @@ class Evaluation:
     def _sum_of(self, name: str, value: Sum, samples: int) -> tuple[Any, Any]:
         """Return (sum, count) of a value that a metrics function returned for a batch of `samples` samples.
 
-        Raises TrainerError, with the value's `name`, if it is not a number.
+        The value is the mean over the batch, a number of its samples, or already such a pair. Raises TrainerError, with
+        the value's `name`, if it is no number.
         """
         refuse_no_number(f"metrics: {name}", value)
         sums = self._progress.float_metrics == "sum"

@@ -146,7 +146,8 @@ def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str,
 def _put_buffers_back(loop: Loop, state: RankState) -> None:
     """Restore the model's buffers from `state`, or from rank 0's state if all ranks have the same buffers.
 
-    All ranks call it, as rank 0 then broadcasts.
+    All ranks call it, as rank 0 then broadcasts. Each rank has buffers of its own if the model is sharded and the ranks
+    are as many as before.
     """
     buffers = loop.strategy.buffers
     if not buffers or (loop.strategy.is_sharded and not state.resized):  # each rank has kept its own
@@ -166,7 +167,7 @@ def _put_back_losses(loop: Loop, state: RankState) -> None:
 def reseed_generators(loop: Loop) -> None:
     """Seed the random generators from the setting `seed`, this rank's number and the step.
 
-    A rank does the same that loads a checkpoint saved by another number of ranks, whose generators do not fit it.
+    Loading a checkpoint that another number of ranks saved does the same, as the saved generators do not fit the ranks.
     """
     world, step = loop.training.world, loop.progress.step
     seed_all(loop.training.settings.seed, world.dp_rank)

@@ -405,9 +405,9 @@ class Trainer:
     def _loop(self, world: World, *, trains: bool = False, restored: bool = False) -> Iterator[Loop]:
         """Make the Loop with all its parts for the context, without loading weights.
 
-        With `trains`, a pipeline may measure its cut; with `restored`, a state will be loaded into the Loop, so that
-        first weights need not be drawn. Raises BadSettings if parts do not go together, such as a ReduceLROnPlateau
-        without validation data.
+        With `trains`, a pipeline may measure the time of its layers to choose where its stages begin; with `restored`,
+        a state will be loaded into the Loop, so that first weights need not be drawn. Raises BadSettings if parts do
+        not go together, such as a ReduceLROnPlateau without validation data.
         """
         settings = self.settings
         refuse_unfit_batch(settings, world)

@@ -43,8 +43,9 @@ def begin_average(loop: Loop) -> None:
 def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *, best: bool = False) -> None:
     """Load the weights of the newest complete checkpoint into the model; all ranks call it.
 
-    `best` or `step` chooses the best checkpoint, or that of a step, instead. If there is no checkpoint, the weights
-    given to begin with (`start`) are loaded, if any. With EMA the averages are loaded or begun as well.
+    `best` or `step` chooses the best checkpoint, or that of a step, instead. If neither is given and there is no
+    checkpoint, the weights given to begin with (`start`) are loaded, if any. With EMA the averages are loaded or begun
+    as well. Raises TrainerError if the chosen checkpoint is missing, damaged or of another model.
     """
     folder, world, module = loop.checkpointer.folder, loop.training.world, loop.strategy.module
     if step is not None or best or call_on_first(world, lambda: bool(catalog.entries(folder))):

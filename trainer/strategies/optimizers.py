@@ -110,7 +110,10 @@ def _owners(optimizers: Optimizers, names: Mapping[int, str]) -> dict[int, str]:
 
 
 def _warn_of_unoptimized(names: list[str]) -> None:
-    """Warn of parameters that no optimizer has, as a selection by name may miss some."""
+    """Log a warning that no optimizer has the trainable parameters `names`; do nothing if there are none.
+
+    A user who selects an optimizer's parameters by name may miss some.
+    """
     if names:
         logging.getLogger("trainer").warning(
             "optimizer: none has %s: nothing is learned there\nhint: requires_grad_(False) says so", few(names)

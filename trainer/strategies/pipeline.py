@@ -125,9 +125,10 @@ class Pipeline:
     def finish_setup(
         self, module: nn.Module, around: Callable[[], AbstractContextManager[None]], scaler: GradScaler | None
     ) -> None:
-        """Store scaler and context of all passes, and find the parameters of `module` that stages share.
+        """Store what each forward and backward pass needs, and find the parameters of `module` that stages share.
 
-        All ranks call it, once. `around` returns that context; `scaler` is None except for fp16.
+        All ranks call it, once. `around` makes the context in which a pass runs, such as torch's `loss_parallel`;
+        `scaler` is the scaler of the loss, None except for fp16.
         """
         self._around, self._scaler = around, scaler
         if scaler is not None:

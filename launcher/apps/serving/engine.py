@@ -157,7 +157,7 @@ class Engine:
 
     @property
     def ready(self) -> int:
-        """The number of workers that are ready."""
+        """The number of workers of the group that answers now; raise Refused if no model is loaded yet."""
         return len(self._working.workers)
 
     @property

@@ -103,8 +103,9 @@ def _settled(
 ) -> tuple[SweepOptions, tuple[Point, ...] | None]:
     """Return (the options of the sweep, all points of a grid or a file; None if Optuna chooses the points).
 
-    In these options no dimension depends (`when`) on an option that the spec or an override fixes: it is always or
-    never chosen.
+    In the options' space, each dimension has the choices for one option, and a dimension with `when` applies only if
+    another option has a certain value. If the spec or an override fixes that other option, `when` is removed, or the
+    whole dimension if the value differs. Raise BadInput for a `when` on an option that is set nowhere.
     """
     if options.search not in SEARCHES:
         points = points_in(Path(spec.project.path) / options.search)[: options.trials]

@@ -300,8 +300,8 @@ def mend(journal: Path) -> None:
 
 
 def forget_dead_lock(journal: Path) -> None:
-    """Remove the journal's lock if it is older than `_STALE_S` seconds: a conductor that was killed must have left it
-    then.
+    """Remove the lock file beside the journal if it is older than `_STALE_S` seconds: no process holds it that long, so
+    that one that was killed must have left it.
     """
     lock = journal.with_name(f"{journal.name}.lock")
     with contextlib.suppress(FileNotFoundError):

@@ -86,7 +86,7 @@ class RunsOfTrials:
         self._sweep, self._record = sweep, record
         self._root = sweep.runs
         self._code = ProjectCode(list_frozen(sweep.code), record.own_folders, ())
-        self._readier: Place | None = None  # once a run was started there
+        self._readier: Place | None = None  # the cluster, once imports for the trials have begun on it
         self._ends: Sequence[Path] = ()  # what will be there once they have ended
         self._cancels: dict[str, subprocess.Popen[bytes]] = {}
         self._revivals = Counter[str]()
@@ -121,8 +121,8 @@ class RunsOfTrials:
             say(str(error))  # the run is there: whoever looks at it hands it over
 
     def expect(self, run_id: str) -> None:
-        """Have the cluster start processes in advance for the run that will be started next; do nothing before the
-        first run.
+        """Have the cluster start processes in advance for the run `run_id`, which will be started next; do nothing
+        until imports for the trials have begun on that cluster.
         """
         if self._readier is not None:
             self._readier.expect(self._root / run_id)

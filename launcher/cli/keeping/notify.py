@@ -47,7 +47,7 @@ address itself. Only the settings have who takes mail:
 
 
 class Notified(msgspec.Struct, frozen=True):
-    """A notification that was sent, or the reason why it was not."""
+    """A notification that was delivered or given up, as `launch notify --json` prints it."""
 
     at: float  # Unix time
     text: str  # the occasion, the recipient, and why it was not delivered if so

@@ -81,7 +81,9 @@ class Resized(msgspec.Struct, frozen=True, tag="resized"):
 
 
 class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
-    """The visitor's request to send a signal, by its number, to the command and the processes that it has started."""
+    """The visitor's request to send a signal, by its number: to the command that it runs beside a rank and to the
+    processes that the command has started, or to the rank whose debugger it is connected to.
+    """
 
     number: Annotated[int, msgspec.Meta(ge=1, le=64)]
 

@@ -47,7 +47,9 @@ class VisitorConnection:
         write_all(self._sink, encoded(message))
 
     def _read(self) -> None:
-        """Read from the visitor and split the bytes into lines; raise EOFError if the visitor has disconnected."""
+        """Wait for bytes from the visitor, and keep the lines that they complete for `begin` and `receive`. Raise
+        EOFError if the visitor has disconnected, and Garbled for a line that is too long.
+        """
         data = os.read(self.source, PIECE_BYTES * 2)
         if not data:
             raise EOFError

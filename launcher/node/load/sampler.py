@@ -283,7 +283,7 @@ class Sampler:
             self._kept.close()
 
     def sample(self, gpus: Gpus) -> NodeLoad:
-        """Return the node's load, averaged over the time since the last sample."""
+        """Return the load of the node, of its ranks and of `gpus`; rates are averages since the last sample."""
         cards, pids = gpus.look(), dict(self._ranks())
         at = boottime()
         seen = {pid: (at, use) for pid, use in self._trees.look(pids.values()).items()}

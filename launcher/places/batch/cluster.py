@@ -285,5 +285,8 @@ def job_of(run: RunDir, attempt: AttemptDir) -> str:
 
 
 def queue_of(kind: str) -> BatchSystem:
-    """Return the batch system of this kind; a process in a job gets the kind as an argument."""
+    """Return the batch system of this kind, such as `slurm`; raise BadInput if no such kind is installed.
+
+    A process in a job gets the kind as an argument.
+    """
     return cast("BatchCluster", of_kind(kind)).queue

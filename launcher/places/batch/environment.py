@@ -67,8 +67,8 @@ def _belongs_to_a_job(name: str) -> bool:
 
 
 def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
-    """Return a command that makes the host `host` run `command` with the environment saved in `file`: all three are one
-    hexadecimal word, which no shell splits or changes.
+    """Return a command for the host `host` that runs `command` there with the environment saved in `file`. The three
+    arguments are encoded in it as one hexadecimal word, which no shell splits or changes.
     """
     return (*WITH_IT, "--packed", json.dumps([file, host, *command]).encode().hex())
 

@@ -118,8 +118,8 @@ class SharedZygote:
             send_arguments(self._socket, words, fds)
 
     def _heard(self, within_s: float) -> str | None:
-        """Return the next message of the zygote: its kind, such as `ready` or `forked`, or, if the zygote refuses a
-        request, the reason as text. Return None if no message comes within `within_s`.
+        """Return the kind of the zygote's next message, such as `ready` or `forked`, or the reason as text if the
+        message refuses a request. Return None if no message comes within `within_s`, or if the zygote has ended.
         """
         deadline = time.monotonic() + within_s
         while b"\n" not in self._unread:

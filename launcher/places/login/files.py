@@ -169,7 +169,9 @@ def _is_log_of(remote: RemoteRun, name: str) -> bool:
 
 
 def _is_metrics_file(name: str) -> bool:
-    """Return whether the file is one of metrics, of the run or one of its roles, rather than a log."""
+    """Return whether the file is one of metrics, of the run or one of its roles, rather than a log; `name` is its path
+    in the run's folder.
+    """
     return _METRICS.match(name) is not None
 
 

@@ -37,7 +37,9 @@ class AskMachine(msgspec.Struct, frozen=True, tag="machine"):
 
 
 class AskHosts(msgspec.Struct, frozen=True, tag="hosts"):
-    """A request for the cluster's hosts: what is free on them, and which runs they have. → list of HostNow"""
+    """A request for the cluster's hosts: what is free on them, and which runs they have. Options of `spec` override the
+    cluster's own, such as its hosts. → list of HostNow
+    """
 
     on: str
     spec: JobSpec
@@ -242,8 +244,8 @@ class IncludeNodes(msgspec.Struct, frozen=True, tag="forgive"):
 
 
 class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
-    """A request for the list of a run's checkpoints, or of a role's; with `verify` every byte is compared. → list of
-    Checkpoint
+    """A request for the list of a run's checkpoints, or of a role's; with `verify` the login node checks every byte of
+    them against their manifests. → list of Checkpoint
     """
 
     run: RunId

@@ -308,7 +308,9 @@ _MEANS = meanings({
 
 
 def reason_of(state: str, reasons: str) -> str:
-    """Return why a job in the state `state` waits, given LSF's `reasons`."""
+    """Return in plain words why a job in the state `state` waits; `reasons` are LSF's, separated by semicolons, or ""
+    if it gives none.
+    """
     told = (in_plain_words(one, _MEANS, CALLED) for one in reasons.split(";"))
     found = "; ".join(dict.fromkeys(filter(None, told)))
     return found or (_HELD if state == "PSUSP" else f"{CALLED} gives no reason yet")

@@ -73,8 +73,10 @@ def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Fi
 
 
 def _log_in(target: Target) -> TimedLogin:
-    """Return a timed login; raise LaunchError if no key is accepted. Several keys are tried one by one, because a
-    connection does not say which of them it used.
+    """Log in to the host as a run would, and return the connection, the key that the host accepted, and the time that
+    this took; raise LaunchError if no key is accepted.
+
+    Several keys are tried one by one, because a connection does not tell which of them it used.
     """
     if target.transport == "openssh":
         return _timed(target, "as OpenSSH finds it")

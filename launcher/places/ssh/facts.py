@@ -99,7 +99,11 @@ class Surveyed:
         return len({holder.number for holder in holders if holder.number in self.gpus})
 
     def has_room(self, plan: Plan) -> bool:
-        """Return whether no run waits for slots of this host, and as many are free as the plan needs on one host."""
+        """Return whether no run waits for slots of this host (its GPUs, or cores for a run without GPUs), and as many
+        are free as the plan needs on one host.
+
+        A plan that needs more slots than the host has is satisfied with all of them.
+        """
         share = most_of_a_host(plan)
         kind, there = (GPU, len(self.gpus)) if share.gpus else (CPU, self.facts.cpus)
         wanted = min(there, share.gpus or share.cpus)

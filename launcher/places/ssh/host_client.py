@@ -114,7 +114,8 @@ class HostClient:
     ) -> tuple[T, bytes]:
         """Return (the answer of type `kind`, at most `most` bytes that follow it).
 
-        Raise the error that the host reports, or Unreachable if no answer comes in time.
+        Raise the error that the host reports, or Unreachable if no answer comes within `limit_s` (None:
+        `limits.answer_s`).
         """
         within_s = limit_s or self.limits.answer_s
         return self._with_right_version(lambda server: server.ask_with_bytes(request, kind, most, timeout_s=within_s))

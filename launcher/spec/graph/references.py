@@ -65,8 +65,8 @@ def check_reference(reference: str, mark: Mark, mine: str, known: Collection[str
 
 
 def _filled(gather: Gather, key: tuple[str | int, ...], node: Node, give: Give) -> Node:
-    """Return a node with each reference in it replaced by `give(reference, position)`; problems are added to `gather`
-    under `key`, the node's path.
+    """Return a node with each reference in it replaced by `give(reference, position)`, where the position is the node's
+    in the YAML file. If `give` raises Wrong, its problems are added to `gather` under `key`, the node's path.
     """
     match node:
         case Mapping():

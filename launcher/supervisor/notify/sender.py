@@ -205,9 +205,10 @@ class Sender:
                 thread.give_up()
 
     def _note(self, kind: str, message: Message, recipient: Recipient, problem: str) -> None:
-        """Append the event, of kind `kind`, that a message was delivered, or given up because of `problem`.
+        """Append to the run's events that a message was delivered (`kind` TOLD, `problem` "") or given up because of
+        `problem` (`kind` NOT_TOLD).
 
-        If that fails, a later sender may send the message again.
+        If that fails, it is only logged, and a later sender may send the message again.
         """
         event = note_of(time.time(), self._attempt.number, kind, message, recipient, problem)
         say(event.text)

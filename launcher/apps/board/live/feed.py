@@ -122,7 +122,10 @@ class WatchedRun:
         return self._saved[1]
 
     def _points(self) -> Iterator[Message]:
-        """Yield a message with the new points of each metric, after a Rewind if steps are being repeated."""
+        """Yield a message with the new points of each metric, and then their marks of validations.
+
+        If a restart repeats steps whose points the page has, yield a Rewind first, at which it drops these points.
+        """
         with self._measured.renewed(self.run) as measured:
             void = min(measured.rewinds[self._rewinds :], default=self._step + 1)
             self._rewinds = len(measured.rewinds)

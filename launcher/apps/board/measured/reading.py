@@ -280,8 +280,8 @@ class MeasuredRun:
         """Return whether the start `key`, (attempt, generation), comes after all that were read from source `which` (0:
         the agents' reports, 1: the trainer's files).
 
-        If it comes before one of them, raise _Late, so that all files are read again in order, unless this is `again`
-        such a reading.
+        If it comes before one of them, raise _Late, so that the caller reads all files again in order. With `again`,
+        during that second reading, _Late is not raised.
         """
         newest = self._newest.get(which, (-1, 0))
         if key < newest and not again:

@@ -59,8 +59,8 @@ def cause_without_end_record(queue: BatchSystem, host: str, since: float) -> tup
 
 
 def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
-    """Return, as exclusions from the time `now` on, the hosts that were lost in attempt number `attempt` by the events
-    in `history` and have not reported since.
+    """Return the hosts that were lost in attempt number `attempt` by the events in `history` and have not reported
+    since, as exclusions that end `recovery.avoid_s` seconds after the time `now`.
 
     If this process's own host is among them, it was cut off itself; the result is then empty.
     """

@@ -65,8 +65,10 @@ def _hello(address: str, interface: str) -> Hello:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Answer the questions to the node NODE that appear in FOLDER, for at most SECONDS; `argv` is KIND FOLDER SECONDS
-    NODE. An error that prevents answers is printed, and the exit code is then 1.
+    """Answer the questions to the node NODE that appear in FOLDER, for at most SECONDS, or until the trial is over.
+
+    `argv` is KIND FOLDER SECONDS NODE, where KIND names the batch system, such as `slurm`. An error that prevents
+    answers is printed, and the exit code is then 1.
     """
     os.umask(0o077)
     kind, folder, limit_s, me = argv

@@ -52,14 +52,16 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="t"):
 
 
 class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
-    """A record, or a piece of one, as the leader has it on its disk."""
+    """A record of the run, or a piece of one, as the sender has it on its disk: the leader, or a candidate, the
+    host that was elected to lead the next attempt.
+    """
 
-    node: Number  # of the sender
-    attempt: Number  # of the sender, at this time
+    node: Number  # the sender's
+    attempt: Number  # that the sender is in at this time
     name: Text  # the record's name, as in record_copies.py
     at: Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]  # byte offset of the data; -1: it is the whole file
     data: str
-    ends: bool = False  # the last piece of a candidate's history: whatever the host has after it is cut off
+    ends: bool = False  # the last piece of a candidate's event history: whatever the receiver has after it is cut off
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):

@@ -89,8 +89,8 @@ class Readiness:
         self._slots, self._are_agents, self.gpus, self.fds, self.waits_for = slots, True, (), (), ""
 
     def retake(self, within_s: float = _RETAKEN_S) -> None:
-        """Take the slots that an adopted agent held until it exited, or do nothing if there are none; raise SlotsLost
-        if that does not succeed within `within_s`.
+        """Take the slots that an adopted agent, one which an earlier supervisor had started, held until it exited; do
+        nothing if no such agent held them. Raise SlotsLost if they are not free within `within_s`.
         """
         slots, until = self._slots, time.monotonic() + within_s
         if slots is None or not self._are_agents:
@@ -518,8 +518,8 @@ class SupervisorState:
         return self.host in names and self.ballot.voter.has_vote
 
     def _leads_now(self) -> bool:
-        """Return whether this host leads the attempt. If the host has no place in it any more, return False instead of
-        raising Fenced.
+        """Return whether this host leads the present attempt; False if that attempt has no node on this host any more,
+        for which the property `leads` raises Fenced.
         """
         try:
             return self.leads

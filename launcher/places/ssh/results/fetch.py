@@ -27,9 +27,10 @@ def bring_logs(run: RunDir) -> None:
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
-    """Copy logs, metrics and a checkpoint to this machine; return a line of text for each.
+    """Copy logs, metrics and a checkpoint to this machine; return lines of text for the user about them.
 
-    `checkpoint` is `newest`, which copies the best one too, `none`, or a step.
+    `checkpoint` is `newest`, which copies the best one too, `none`, or a step. Raise Refused for a step while the run
+    goes on here, and Unreachable if a host's logs could not be copied.
     """
     return mirror.fetch(
         run,

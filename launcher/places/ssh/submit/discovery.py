@@ -203,8 +203,8 @@ def _place_of_silent(found: FoundRun, name: str) -> Place:
 
 
 def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Place | LaunchError]:
-    """Install the launcher on each host of the pool, or each named in `only`, if it is missing. Return how to reach the
-    host and the launcher there, or the error that prevents that, by the host's name.
+    """Install the launcher on each host of the pool `ssh`, or each that `only` names, if it is missing there. Return
+    how to reach the host and its launcher, or the error that prevents that, by the host's name.
     """
     surveyed, troubles = pool.surveyed(ssh, only)
     lines = pool.working(pool.lines_to([one.host for one in surveyed.values()], agent=ssh.agent))
