@@ -18,7 +18,9 @@ Runs = tuple[tuple[str, str], ...]  # ids and folders
 
 
 class Exit(IntEnum):
-    """The exit codes of `launch`; 10 and above are how a run ended."""
+    """The exit codes of `launch`, explained in `MEANING`. Codes from 10 to 24 say how a run ended; 75 is for a rank
+    that was asked to stop and has saved, and 130 and 141 are for a command that was interrupted.
+    """
 
     OK = 0
     INTERNAL = 1

@@ -118,9 +118,9 @@ def shares(played: Sequence[Any], world: int) -> list[tuple[Tensor, Tensor, Tens
 
 
 def policy_loss(model: nn.Module, states: Tensor, pushes: Tensor, worth: Tensor) -> Tensor:
-    """Return the policy gradient's loss; `worth` has the weight of each push.
+    """Return the policy gradient's loss; `pushes` has 1 (right) or 0 (left) for each state, `worth` its weight.
 
-    The larger the weight of a push, the more likely training makes it.
+    The larger the weight of a push, the more likely training makes it in its state.
     """
     log_odds = model(states).squeeze(1)
     surprise = nn.functional.binary_cross_entropy_with_logits(log_odds, pushes, reduction="none")

@@ -286,7 +286,8 @@ def _open_attempt(request: OpenAttempt) -> Outcome:
 def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dict[RunId, RunNews]:
     """Return what has changed in the runs since the caller last asked, with at most `events_bytes` of events in total.
 
-    `wanted` says of each run how much of its records the caller has.
+    `wanted` says of each run how much of its records the caller has. Runs that do not exist here are left out; a run
+    whose records cannot be read has the state UNKNOWN and the reason.
     """
     known = dict(registry.registered())
     asked = [one for one in wanted if one.run in known and known[one.run].is_dir()]

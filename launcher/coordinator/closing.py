@@ -350,6 +350,8 @@ class Closer:
             aftermath.fail(found, can_regroup=goes_on and self._can_regroup())
 
     def _can_regroup(self) -> bool:
-        """Return whether as many nodes as the plan needs for another generation are usable or can become usable."""
+        """Return whether enough nodes for another generation are usable or can become usable: the coordinator's own
+        node, as many as the plan needs, and in a pool so many voters that the others cannot elect another leader.
+        """
         attempt, mono = self._attempt, self._attempt.mono
         return Gathering(attempt.plan, attempt.nodes, mono, mono, first=False).may_succeed(mono)

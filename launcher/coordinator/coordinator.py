@@ -136,7 +136,9 @@ class Coordinator:
         return messages.HeartbeatAck(heartbeat.seq)
 
     def next_deadline(self) -> float | None:
-        """Return the `mono` time at which the next Tick is needed, or None if none is."""
+        """Return the time by the monotonic clock at which the next Tick, the event that only time has passed, is
+        needed, or None if none is.
+        """
         moments = [self._nodes.look_at, self._attempt.limit_at, self._joiner.deadline(), *self._phase_moments()]
         soonest = min((moment for moment in moments if moment > self._ledger.mono), default=inf)
         return None if soonest == inf or self._attempt.phase is AttemptPhase.OVER else soonest

@@ -36,7 +36,9 @@ class Gathering:
         return [self._open_at, self._wait_until, self._give_up_at, *spare_at, *returns]
 
     def may_succeed(self, mono: float) -> bool:
-        """Return False if fewer nodes than needed are, or can still become, usable."""
+        """Return whether enough nodes are usable or can still become usable: the coordinator's own node, as many as the
+        plan needs, and in a pool so many voters that the others cannot elect another leader.
+        """
         groups = [self._nodes.usable, self._nodes.hopeful, self._nodes.returning(mono).keys()]
         if self._first and mono < self._give_up_at:
             groups.append(self._nodes.absent)

@@ -176,8 +176,8 @@ class Inquiry:
         return mono - self._active_from > limit_s
 
     def _silent_s(self, mono: float) -> float:
-        """Return for how many seconds there has been no step and, at the same time, no activity of the rank that is
-        silent for longest; ranks that have reported nothing yet do not count.
+        """Return the seconds since the last new step, or since the rank that is silent for longest was last active,
+        whichever is shorter. Ranks that have reported nothing yet do not count.
         """
         return min(mono - self._attempt.current.active_from(mono), self._times.still_s(mono))
 

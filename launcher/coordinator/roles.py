@@ -42,7 +42,9 @@ class Roles:
         self.culprit = ""  # the part because of which the run, or this attempt of it, ends
 
     def due(self, now: float) -> list[str]:
-        """Return the names of the parts that start now, and mark these as started."""
+        """Return the names of the parts to start now, and mark these as started: parts that are neither running
+        nor done, whose delay before a restart is over, and which wait for no role that is not ready yet.
+        """
         found = [name for name, part in self._parts.items() if self._may_start(part, now)]
         for name in found:
             self._parts[name].is_there = True

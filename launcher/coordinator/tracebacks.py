@@ -141,7 +141,9 @@ def stuck_at(tail: Sequence[str]) -> str:
 
 
 def main_stack(lines: Sequence[str]) -> tuple[Frame, ...]:
-    """Return the main thread's frames, innermost first, from what faulthandler wrote, which lists that thread last."""
+    """Return the main thread's frames, innermost first, from the lines that faulthandler wrote; () if it wrote none.
+    faulthandler lists the main thread last.
+    """
     stacks = stacks_in(lines)
     heads = [number for number, line in enumerate(stacks) if _THREAD.match(line)]
     found = map(_CRASH_FRAME.match, stacks[heads[-1] + 1 :] if heads else ())

@@ -38,7 +38,8 @@ _FAILURES = (WireError, SaveGone, CheckpointDamaged, DiskFailed, OSError, Timeou
 class Buddies:
     """The copying of snapshots between nodes' memories, in the background.
 
-    Call `bring` before ranks are forked, `follow` for each generation, `note` for each snapshot.
+    Call `bring` before ranks are forked, to fetch their newest snapshots from other nodes; `follow` for each
+    generation, to keep copies for the previous node in its ring; and `note` for each snapshot of this node's ranks.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class Replication:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def note(self, step: int) -> None:
-        """Take note that a rank of this node has committed `step`, so that its files get second copies."""
+        """Record that a rank of this node has committed the checkpoint of `step`, so that its files get copied."""
         self._copier.note(step)
         if not self.keeps and step != self._seen and (self._looking is None or self._looking.done()):
             self._seen = step

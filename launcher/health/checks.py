@@ -46,7 +46,10 @@ def torch_finding(torch: Torch, where: str, gpus: int, *, of_the_job: bool = Fal
 
 
 def memory_finding(memory: tuple[int, int] | None) -> Finding:
-    """Return the finding on shared memory (/dev/shm), given its free and total bytes, or None if there is none."""
+    """Return the finding on shared memory (/dev/shm): a warning if it has less than 512 MB in all, or does not exist.
+
+    `memory` is its (free, total) bytes, or None if it does not exist.
+    """
     if memory is None:
         return warning(MEMORY, "not there", "DataLoader workers need it; mount a tmpfs there")
     free, total = memory

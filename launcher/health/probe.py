@@ -105,7 +105,8 @@ class Prober:
             peer.sendall(self._piece[: size - sent])
 
     async def _serve(self, wire: Wire[Ping | Give | Take | Go, FromServer]) -> None:
-        """Answer the requests of one peer until it closes the connection.
+        """Answer the requests of one peer until it closes the connection: a Ping with Fine, a Give by sending so many
+        bytes, a Take by receiving so many.
 
         Go belongs inside a transfer that this node has offered; raise WireError if it comes as a request.
         """

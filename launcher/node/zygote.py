@@ -1163,9 +1163,10 @@ class Supervisor(NamedTuple):
 
 def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") -> NoReturn:
     """Become the run's supervisor that `words` describe, with the descriptors `fds`, by exec. Before that, fork a child
-    that waits to become its agent, and shows the run in `/proc` by `room`; that child's own child becomes a zygote.
+    that waits to become the supervisor's agent, and whose own child becomes the agent's zygote. `room` writes the run's
+    folder into the child's environment as `/proc` shows it.
 
-    An exec keeps children, so each process has the parent that it would have had without the shared zygote.
+    An exec keeps children, so the agent is the supervisor's child, as if the supervisor had started it itself.
     """
     os.setsid()
     supervisors_end, agents_end = (one.detach() for one in socket.socketpair())

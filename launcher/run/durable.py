@@ -229,10 +229,10 @@ def append_lines(path: Path, records: Sequence[Any], *, fsync: bool = True) -> N
 
 
 def _append(path: Path, line: bytes, *, fsync: bool, again: bool) -> None:
-    """Append a line, durably with `fsync`.
+    """Append a line to the file, durably with `fsync`; if the file ends within a line, end that one first.
 
-    `again` means that an earlier try failed: if the file ends with the line by then, the same bytes are overwritten,
-    else they are appended.
+    `again` means that an earlier try failed. If it has written the whole line nevertheless, the same bytes are written
+    over it, so that a later fsync covers them, instead of a second time after it.
     """
     fd = _open_to_append(path)
     try:

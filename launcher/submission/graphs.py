@@ -112,9 +112,9 @@ def _disk_problems(
     """Yield (reason, hint) if a step may run on another host than the one with the files that it needs, on a cluster
     whose hosts have a disk each.
 
-    It runs on the same host as all steps before it on its cluster if each of them has one node and no spares, and only
-    one of them needs no other step. `needs` has the steps that each step needs directly, and `wishes` the request of
-    each step.
+    A step and the steps before it on its cluster are certain to run on one host only if each of them, the step
+    included, has one node and no spares, and if just one of them needs no other step. `needs` has the steps that each
+    step needs directly, and `wishes` the request of each step.
     """
     if not wishes[step].cluster.machine(wishes[step].spec).disks_apart:
         return

@@ -20,13 +20,14 @@ _OURS = frozenset(("launcher", "trainer"))
 
 @dataclass(frozen=True, slots=True)
 class ProjectCode:
-    """The files of a project to freeze. `own_folders` are those from which Python imports the project's own packages,
-    and `installed` are packages that are imported from where they are edited.
+    """The files of a project to freeze (`listed`). `own_folders` are those from which Python imports the project's own
+    packages, and `installed` are the editable installations: packages that the interpreter imports from the folder
+    where they are edited, whether or not that is in the project.
     """
 
     listed: CodeList
     own_folders: tuple[str, ...]
-    installed: tuple[Installed, ...]  # packages that are imported from where they are edited
+    installed: tuple[Installed, ...]  # editable installations, in the project or outside
 
 
 def code_of(

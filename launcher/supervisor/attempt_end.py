@@ -90,8 +90,8 @@ def settle(
 
 
 def _check_newest(run: RunDir, attempt: AttemptDir) -> None:
-    """Raise Fenced if a newer attempt has taken over. Ignore the run's file FENCE if the attempt that it names has no
-    folder; raise Damaged if that file cannot be read.
+    """Raise Fenced if a newer attempt has taken over: the run's file FENCE names a higher number than this attempt's,
+    and a newer attempt has a folder. Without such a folder FENCE is not read. Raise Damaged if FENCE cannot be read.
     """
     last = newest(run)
     if last is None or last.number > attempt.number:

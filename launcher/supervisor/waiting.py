@@ -253,8 +253,8 @@ class Waiter:
 
 
 def _submitted_before(run: RunDir, attempt: AttemptDir) -> list[Path]:
-    """Return the folders of the runs that were submitted together with this one and come before it; raise Damaged if
-    the attempt's record intent.json cannot be read.
+    """Return the folders of the runs before this one in the list of runs that were submitted together as one job, or an
+    empty list if this run was submitted alone; raise Damaged if the attempt's record intent.json cannot be read.
     """
     batch = read_intent(attempt).batch
     together = [Path(path) for path in readable(BatchDir(Path(batch)).runs, list[str]) or []] if batch else []

@@ -256,7 +256,7 @@ class _Lines(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def pause(self) -> None:
-        """Stop the event loop from reading the connection: from now on `read` does."""
+        """Stop the event loop from reading the connection; from now on lines arrive only when `read` is called."""
         self._transport.pause_reading()  # type: ignore[attr-defined]
 
     def read(self) -> None:
@@ -473,7 +473,9 @@ class WireServer(Generic[In, Out]):
         self._accept_if_room()
 
     def _challenge(self, peer: socket.socket) -> None:
-        """Ask a peer that has connected for its proof."""
+        """Send a nonce to a peer that has connected, and have the event loop read the proof that the peer sends back;
+        drop the peer if that fails, or if no proof comes in time.
+        """
         peer.setblocking(False)
         try:
             handshake = _Handshake(peer, self._key, self._loop.time())

@@ -274,8 +274,8 @@ class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
 
 
 class Entered(msgspec.Struct, frozen=True, tag="entered", tag_field="t"):
-    """agent → coordinator: when `rank` entered its newest collectives, by process group (`groups`). It answers the Look
-    with `times` that has this number.
+    """agent → coordinator: when `rank` entered its newest collectives, by process group (`groups`). It is the answer to
+    a Look, the coordinator's request to inspect ranks, in which `times` is set; `number` is that Look's.
 
     The times are by the node's clock. So are `asked_at`, when the node asked its ranks, and `answered_at`, when it
     sends this message; the coordinator computes from them how far that clock is off.

@@ -96,7 +96,10 @@ class MemoryTier:
         return self.enabled
 
     def remove_after(self, step: int) -> None:
-        """Remove snapshots of steps after `step`, which the training will repeat. Raises OSError."""
+        """Remove this node's snapshots of steps after `step`, because the training will repeat those steps.
+
+        The node's first rank removes them; on other ranks nothing is done. Raises OSError if that fails.
+        """
         if self.node.is_first:
             newer = [self.entry(one).path for one in catalog.steps(self.folder) if one > step]
             commit.remove(newer)

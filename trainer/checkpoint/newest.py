@@ -85,9 +85,10 @@ class NewestState:
         )
 
     def _newest(self, passed_over: set[int]) -> tuple[Entry, Manifest] | None:
-        """Return the newest checkpoint that is complete on all disks, preferably one with finite weights, or None.
+        """Return the newest checkpoint that is complete on all disks, or None if there is none; all ranks call it.
 
-        All ranks call it. Checkpoints of the steps in `passed_over`, which could not be read, do not count.
+        The newest with finite weights comes before newer ones without, which are then renamed, as are damaged ones, so
+        that none is loaded again. Steps in `passed_over`, whose checkpoints could not be read, do not count.
         """
         if not self._save_group.separate_disks:
             manifest = self._save_group.broadcast(self._newest_finite(self._whole(passed_over)))

@@ -53,10 +53,11 @@ class CheckpointDirectory:
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """A checkpoint to be written; the bytes of the plan's parts are in the staging buffer.
+    """A checkpoint to be written; copies of the parts of tensors that this rank writes are in the staging buffer.
 
-    `documents` are the JSON documents by name, and `info` values for the manifest. `best`: it becomes the best
-    checkpoint. `weights` names the parts that have to be finite for `Outcome.finite`.
+    `plan` says which rank writes which parts. `documents` are the JSON documents by name, and `info` values for the
+    manifest. `best`: it becomes the best checkpoint. `weights` names the parts that are weights: the save's outcome
+    says whether all of these are finite.
     """
 
     step: int
@@ -64,7 +65,7 @@ class SaveRequest:
     documents: Mapping[str, bytes]
     info: Mapping[str, Value]
     best: bool
-    weights: frozenset[str]  # those parts that have to be finite
+    weights: frozenset[str]  # names of the parts that are weights, which are checked for NaN and infinities
 
 
 @dataclass(frozen=True, slots=True)

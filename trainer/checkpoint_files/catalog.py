@@ -101,8 +101,8 @@ def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> N
 def verify(entry: Entry, *, partial: bool = False, after_file: Callable[[], None] = lambda: None) -> Manifest:
     """Compare every byte of every file with the manifest, and return the manifest.
 
-    With `partial`, files that this disk lacks are left out; otherwise they raise CheckpointPartial. `after_file` is
-    called after each file. Raises CheckpointDamaged.
+    With `partial`, files that are only on other nodes' disks are not compared; otherwise they raise CheckpointPartial.
+    `after_file` is called after each file. Raises CheckpointDamaged if a file is missing or has other bytes.
     """
     manifest = read_manifest(entry, partial=partial)
     with _removal_reported(entry):

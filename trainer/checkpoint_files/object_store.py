@@ -171,8 +171,9 @@ class ObjectStore:
     def bring(self, held: Held, folder: Path) -> None:
         """Download a save into a local folder of checkpoints and compare every byte.
 
-        Files that are in the local folder are not downloaded again. Raises CheckpointDamaged if the store has other
-        bytes, and OSError, also if another save of this step is in the folder.
+        Files of this save that are in the local folder are not downloaded again. Raises CheckpointDamaged if a file in
+        the store is missing or differs from the manifest, and OSError if the disk or the network fails, or if the
+        folder has another save of the same step.
         """
         if held.missing:
             raise CheckpointDamaged(f"{self.url}/{held.folder}: {', '.join(held.missing)} missing, or of another size")

@@ -101,7 +101,10 @@ class Sharded:
         self._readers = max(1, fetching.workers)
 
     def start_fetchers(self, epoch: int, _done: int, after: Turns | None) -> Fetchers:
-        """Start a reader in each worker, at its position in `after`; None: at the beginning of the epoch."""
+        """Start a reader in each worker, at its position in `after`; None: at the beginning of the epoch.
+
+        The samples that are over (`_done`) are not needed, as each position has its own count.
+        """
         turns = after or self._turns(epoch)
         return start_fetchers(
             lambda number: ShardReader(self._reading, turns.places[number], number),

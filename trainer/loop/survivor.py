@@ -128,7 +128,11 @@ class Survivor:
             self._activate(loop)
 
     def _can_continue(self, loop: Loop, settings: Settings, dataset: Any) -> bool:
-        """Return whether the training can continue in place after a kill; if not, log the reason."""
+        """Return whether the training can continue in place after a kill, and log a reason that prevents it.
+
+        If another rank has the same parameters, so that a killed rank can get them, also open the pipe for launch's
+        messages and the files for this rank's state. Otherwise nothing is opened: all ranks would load a checkpoint.
+        """
         how = {"met_once": self.member is not None, "made": self.snapshots.made}
         why_not = partial(reasons, loop, settings, dataset, self.launched, **how)
         if self.loads:

@@ -87,7 +87,8 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = Fal
     """Make every parameter of this rank a DTensor on `mesh`, whose ranks divide layers by `plan`, in place.
 
     All ranks call it and get rank 0's values. With `alike` the ranks have the same values before, and nothing is sent.
-    Raises BadSettings if layers cannot be divided so.
+    Layers that `plan` does not name stay whole on each rank. Raises BadSettings if a layer cannot be divided as
+    planned.
     """
     if not alike:
         broadcast_from_first(module.parameters())

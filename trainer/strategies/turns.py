@@ -85,7 +85,11 @@ class Turns:
         torch.clear_autocast_cache()  # it has the weights as they were
 
     def end(self) -> Tensor | None:
-        """Drop gradients that no optimizer has used; return the norm of those that were clipped, or None."""
+        """End the step, and drop gradients that no optimizer has used.
+
+        The step counts as skipped if a gradient was not finite. Returns the norm of all gradients that were clipped in
+        it, or None if none were.
+        """
         strategy, norms = self.strategy, self._norms
         strategy.skip_step()
         strategy.has_stepped = True

@@ -36,9 +36,9 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """The description of one tensor: type, shape and parts."""
+    """The description of one tensor: type, shape, and the parts of it that files have, which together cover it."""
 
-    dtype: str
+    dtype: str  # torch's name without the prefix, such as float32
     shape: tuple[int, ...]
     parts: tuple[_Part, ...]
 

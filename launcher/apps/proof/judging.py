@@ -51,7 +51,9 @@ class Evidence:
 
     @property
     def alike(self) -> int:
-        """The number of compared steps from the last restart to the first difference, which are all equal."""
+        """The number of compared steps after the step from which the run last resumed, or after its beginning, and
+        before the first difference; these are all equal.
+        """
         begin, end = self.resumed_at or 0, self.step or 0
         return sum(begin < step < end for step in set(self.compared))
 

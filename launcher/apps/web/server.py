@@ -198,8 +198,8 @@ class LimitedProtocol(HttpToolsProtocol):
             return True
 
     def close_unused(self, _: object) -> None:
-        """Close the socket if the event loop has not opened the connection, as when its time ran out or it was
-        cancelled.
+        """Close the socket if the task that was to open the connection has ended without opening it, because it failed,
+        was cancelled or took too long.
         """
         if not self.is_open:
             self._peer.close()

@@ -154,7 +154,9 @@ def _native(look: RankLook) -> list[str]:
 
 
 def _call(group: GroupLook) -> str:
-    """Return text that names the collective for which a process group waits."""
+    """Return text such as `waits in allreduce #120 for 33 s`: the oldest collective that a rank's process group has not
+    finished, or `waits in none`.
+    """
     pending = next((one for one in group.last if not one.done), None)
     return f"waits in {pending.op} #{pending.seq} for {pending.age_s:.0f} s" if pending is not None else "waits in none"
 

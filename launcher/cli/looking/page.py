@@ -288,7 +288,9 @@ def _numbers(ranks: tuple[int, ...]) -> str:
 
 
 def _lately(status: RunStatus, now: float) -> list[str]:
-    """Return the section about the run's newest events, or an empty list if there are none."""
+    """Return the section about the run's newest events, without those of sent notifications, or an empty list if there
+    are none or they cannot be read.
+    """
     events: list[Event] = []
     with contextlib.suppress(OSError):  # the page is worth showing without them
         happened = read_lines(RunDir(Path(status.run_dir)).events, Event)

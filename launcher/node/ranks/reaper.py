@@ -25,7 +25,9 @@ class Death(NamedTuple):
 
 
 class Reaper:
-    """The handler of SIGCHLD. It calls back for each watched pid, and drops any other child, which is an orphan."""
+    """The handler of SIGCHLD, which reaps every child that has ended. It calls back for each pid that is watched; the
+    end of another child, an orphan, is reported to nobody.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watched: dict[int, Callable[[Death], None]] = {}

@@ -155,7 +155,8 @@ class GridEngineSystem(BatchSystem):
 
     def follow(self, job: str, others: Sequence[str]) -> bool:
         """Make a job that is being requeued wait for the jobs `others`, because a requeue drops its dependencies.
-        Return False if Grid Engine refuses that, as it does on a host that may not submit.
+        Return whether it waits now. It does not if `others` is empty, or if Grid Engine refuses, as it does on a host
+        that may not submit.
         """
         return bool(others) and ask(["qalter", "-hold_jid", ",".join(others), job]).code == 0
 

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 
 class LocalSupervisor(Strategy):
-    """The supervisor of one run's attempts on this machine. If its submitter dies early, it runs the attempt whose
-    intent is on disk.
+    """The supervisor of one run's attempts on this machine. Its submitter names the attempt to begin with. If the
+    submitter dies before that, the supervisor begins with the newest attempt, provided that its intent is on disk and
+    no process has started it.
     """
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:

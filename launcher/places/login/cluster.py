@@ -300,8 +300,8 @@ def _is_known_here(run_id: str) -> bool:
 
 
 def address_for(login: Login) -> Address:
-    """Return the address of a login node. As the cluster's name it has that of the clusters file's entry with exactly
-    these options, or else the login node's name.
+    """Return the address of a login node, which includes a cluster's name: that of the entry in the clusters file with
+    exactly these options, or else the login node's own name.
     """
     named = (name for name, place in named_clusters().items() if login_of(place) == login)
     return as_planned(next(named, login.node or KIND), login)

@@ -168,8 +168,10 @@ class HostClient:
             self._server = None
 
     def _with_right_version(self, question: Callable[[RpcClient], T]) -> T:
-        """Return the result of `question`, which is given the connection to the server. If the server is one of another
-        version of the launcher, which handed the run over, install this version on the host and ask again.
+        """Return the result of `question`, which is given the connection to the server.
+
+        The server is of the version of the launcher that handed the run over. If it and this version do not understand
+        each other, install this version on the host and ask again; raise OtherVersion if it was this version already.
         """
         try:
             with self._asking() as server:

@@ -68,7 +68,9 @@ class Message(msgspec.Struct, frozen=True):
         return "\n".join([self.title, *self.lines[:-1], *self.tail, *self.lines[-1:]])
 
     def _numbers(self) -> str:
-        """Return step, metrics and checkpoint as one line."""
+        """Return as one line the step, the first metrics and the newest checkpoint's step, as far as they are known; ""
+        if none is.
+        """
         of = f" of {self.total_steps}" if self.total_steps is not None else ""
         steps = [f"step {self.step}{of}"] if self.step is not None else []
         wrong = {name: f"{name} {one.value} since step {one.since}" for name, one in self.not_finite.items()}

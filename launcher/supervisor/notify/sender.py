@@ -220,10 +220,10 @@ class Sender:
 
 
 def _first_role(run: RunDir, number: int) -> str:
-    """Return the name of the role whose records are in the run's own folder, if the run has other roles and ends only
-    once all have ended.
+    """Return the name of the role whose records are in the run's own folder, so that messages name it like the other
+    roles.
 
-    Its messages then name it, as those of the other roles do. Return "" otherwise, or if the plan cannot be read.
+    Return "" if the run has no other roles or a main one, with which it ends, or if the plan cannot be read.
     """
     try:
         plan = read_plan(run, number)

@@ -167,12 +167,12 @@ def move_off_drained_nodes(queue: BatchSystem, attempt: AttemptDir, plan: Plan, 
 
 
 class BatchSupervisor(Strategy):
-    """The supervisor of a run inside its batch job. Its arguments are KIND, the kind of batch system, and perhaps the
-    number of the signal that killed its predecessor.
+    """The supervisor of a run inside its batch job. Its command-line arguments are KIND, the kind of batch system, and,
+    if a signal killed an earlier batch process of this start of the job, the number of that signal.
     """
 
     stands_by = False  # it begins at once, without a message from its starter
-    _place: AgentPlace | None = None  # the standby that is to be the next attempt's agent on this node
+    _place: AgentPlace | None = None  # a prepared process that is to become the next attempt's agent on this node
 
     def supervise(self, go: BinaryIO) -> int:
         """Run the attempts of this job's run, and return the exit code that the scheduler records. `go`, a pipe on

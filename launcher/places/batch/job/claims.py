@@ -130,10 +130,11 @@ def _end_previous_attempt(queue: BatchSystem, run: RunDir, attempt: AttemptDir, 
 
 
 def _first_host(attempt: AttemptDir) -> str:
-    """Return the scheduler's name for the host of the attempt's supervisor, which may differ from the machine's own
-    name.
+    """Return the name of the host on which the attempt's supervisor ran, as the scheduler calls it; the host's own name
+    may differ.
 
-    If the supervisor died before it wrote its nodes, return the machine's own name, or "" if no supervisor is recorded.
+    If the supervisor died before it wrote the scheduler's names into the plan, return the host's own name, as it is
+    recorded, or "" if no supervisor is recorded.
     """
     plan = read_record(attempt.plan, Plan)
     host = plan.nodes[0].host if plan is not None else ""

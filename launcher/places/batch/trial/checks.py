@@ -119,8 +119,8 @@ class Trial:
 
     @property
     def seen_on(self) -> list[str]:
-        """Return all hosts of the trial if each has answered a question, and so has the launcher's files and sees the
-        shared folder; return an empty list if one has not.
+        """Return all hosts of the trial if each of them has answered a question, which shows that it has the launcher's
+        files and sees the shared folder. Return an empty list if a host has not answered yet, or none is known.
         """
         told = {name for name, node in self.seen.items() if node.clock}
         return list(self.hosts) if self.hosts and set(self.hosts) <= told else []

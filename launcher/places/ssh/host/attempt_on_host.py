@@ -164,7 +164,9 @@ class AttemptOnHost:
         write_end(self.run, self.attempt, msgspec.structs.replace(end, alone=alone), self.plan)
 
     def _starting(self) -> RunState:
-        """Return the state of the run while this attempt starts."""
+        """Return the state to write for the run as this attempt starts: `starting` if the run has no state yet, or is
+        queued in this attempt; else the state as it was written last.
+        """
         before = readable(self.run.state, RunState)
         if before is None:
             return first_state(self.plan, self.attempt.number)

@@ -100,9 +100,10 @@ class HostWatch:
 
 
 def is_outvoted(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> bool:
-    """Return whether no ranks have started in this attempt and one of the hosts in `there` has voted for a newer one.
+    """Return whether one of the hosts in `there` has voted for a newer attempt than the present one, in which no ranks
+    have started yet.
 
-    That host takes no records of this attempt, so that its agent would never find the coordinator.
+    That host takes no records of the present attempt, so that its agent would never find the coordinator.
     """
     last, number = readable(supervisor.run.state, RunState), supervisor.attempt.number
     started = last is not None and last.attempt == number and last.generation > 0
@@ -110,9 +111,8 @@ def is_outvoted(supervisor: SupervisorState, there: Mapping[int, SupervisorStatu
 
 
 class LeaderStop(StopSignal):
-    """Requests the attempt's end on SIGTERM, or once the attempt is outvoted, so that another one follows.
-
-    An attempt is outvoted if a host has voted for a newer one before ranks have started.
+    """Requests the attempt's end on SIGTERM, or once the attempt is outvoted, so that another one follows: a host has
+    voted for a newer attempt before ranks have started in this one.
     """
 
     def __init__(self, wakeup: Wakeup, attempt: AttemptDir, before: AttemptDir | None, hosts: HostWatch) -> None:
@@ -265,7 +265,9 @@ class Leader:
         return None
 
     def _end_stopped(self, end: AttemptEnd) -> None:
-        """Write the end of a run that was stopped when its next attempt was due."""
+        """Write the end of the run, and send it to the other hosts: a stop was requested before the next attempt was
+        opened. `end` is how this attempt has ended.
+        """
         self._supervisor.here.pass_on_stop()
         self._supervisor.here.end(cut_short(self._supervisor.attempt, "it was to start again", end.ended_at))
         send_end(self._supervisor)

@@ -61,7 +61,7 @@ class KeptRecord:
 
 
 class RoleAttempt(NamedTuple):
-    """An attempt of a role beside the main one."""
+    """An attempt of a side role: one of the run's programs beside its main one, with attempts of its own."""
 
     role: str  # the name of the role's run folder
     attempt: int  # its number

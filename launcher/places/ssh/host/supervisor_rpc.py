@@ -106,7 +106,9 @@ class SupervisorRpc:
         return future.result()
 
     def ask_one(self, question: SupervisorQuestion, whom: int, limit_s: float | None = None) -> SupervisorReply | None:
-        """Ask one host and return its answer, or None if none came in time."""
+        """Ask host number `whom` and return its answer, or None if none came within `limit_s` seconds (None: the
+        `ask_s` of this object).
+        """
         return self.ask(question, [whom], limit_s).get(whom)
 
     def suspect(self, number: int) -> None:

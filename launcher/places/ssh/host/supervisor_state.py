@@ -477,10 +477,10 @@ class SupervisorState:
         return why
 
     def _take_up(self, said: OpenAttempt) -> str:
-        """Accept the attempt that its leader sent, once its plan and intent are written here; return why it is refused,
-        or "".
+        """Accept the attempt that its leader sent; return why it is refused, or "".
 
-        It is a next attempt, or the present one that this host came back to before it had the history.
+        A newer attempt is accepted once its plan and intent are written here. The attempt may also be the present one:
+        a host that came back into it accepts it only later, once it has received the run's history.
         """
         apart, newest = self.plan.disks_apart, self.attempt.number
         why = "" if apart or said.attempt > newest else f"attempt {newest} is the newest here"

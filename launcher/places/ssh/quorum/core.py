@@ -40,7 +40,9 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The first entry of an attempt: its leader, and which hosts vote until the next one."""
+    """The entry by which an attempt begins, as a leader's first entry begins a term in Raft: its leader, and the hosts
+    that vote until the next attempt is opened.
+    """
 
     attempt: int
     leader: Host

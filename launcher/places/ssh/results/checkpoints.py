@@ -43,8 +43,8 @@ class HostDisk:
             return take(pieces)
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Send file `name` of the checkpoint `wanted` to the host: its manifest, and `pieces` with
-        `size` bytes in all.
+        """Send file `name` of the checkpoint `wanted` to the host, which stores it: first the checkpoint's manifest, by
+        which the host checks the file, then the file's `size` bytes, which `pieces` yields.
         """
         request = TakeFile(*self._where, len(manifest), name, size, kind=wanted.kind)
         self._client.ask(request, type(None), itertools.chain([manifest], pieces))

@@ -219,9 +219,10 @@ def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Plac
 
 def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
     """Return, by name, how to reach the pool's hosts that the run is not known to be on, or the error of each that
-    cannot be asked. The machine that submitted the run may have resumed it on them.
+    cannot be asked. The machine that submitted the run may have resumed it on them. The launcher is installed on hosts
+    where it is missing.
 
-    Hosts that this process has asked lately are not asked again; the earlier answer is returned.
+    For 30 seconds after this process has asked the hosts, the same answer is returned without asking them again.
     """
     known = run_hosts.everywhere(run)
     left = tuple(host.name for host in ssh.hosts if host.name not in known)

@@ -32,11 +32,11 @@ _MAY_TAKE_OVER = 2  # hosts; one is never more than half of those that count
 
 
 def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None = None) -> list[ClusterAnswer | None]:
-    """Return the state of each run as its hosts report it, or None while it is being handed over; copy the hosts'
-    records.
+    """Return the state of each attempt in `wanted` as its hosts report it, in their order, or None while the attempt is
+    being handed over to them; copy the hosts' records.
 
-    An error of one run does not affect the others. `not_mended` has the reasons why attempts could not be handed to
-    their hosts now, by their folders.
+    If one run cannot be queried, the state in its place has the reason. `not_mended` has, by an attempt's folder, the
+    error for which an attempt whose submitter is gone could not be handed to its hosts now.
     """
     why_not = not_mended or {}
     words = each(wanted, lambda run, attempt: _looked(run, attempt, why_not.get(str(attempt.path))))
