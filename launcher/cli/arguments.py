@@ -91,8 +91,10 @@ class Arguments(argparse.ArgumentParser):
         self, answers: Answers, text: str, *, by_line: bool = False,
         among: "argparse._ActionsContainer | None" = None,
     ) -> None:  # fmt: skip
-        """Declare --json with this help `text`. `answers` is a function that returns the type of each form of output,
-        by a text that says when it is printed.
+        """Declare --json with this help `text`.
+
+        `answers` is a function that returns a mapping with one entry for each form of output: a text that says when it
+        is printed ("" for the only form), and its type.
 
         With `by_line`, the output is one object per line. `among` is the group of mutually exclusive options to which
         --json is added (None: to no group).

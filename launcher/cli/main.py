@@ -189,7 +189,9 @@ def _verb(group: str, argv: list[str]) -> int:
 
 
 def _older_verbs(group: str) -> dict[str, str]:
-    """Return {older second word: present name} of a group's commands, such as `pardon`: `nodes include`."""
+    """Return {older name: present name} of the group's commands that have an older name, such as `pardon` of `nodes
+    include`. Older names are accepted after the group's name as well: `launch nodes pardon`.
+    """
     return {older: name for older, name in ALSO.items() if name.startswith(f"{group} ")}
 
 

@@ -180,10 +180,11 @@ class Links:
     # -- what comes of it
 
     def _conclude(self, links: list[MeasuredLink], found: SlowLinks) -> bool:
-        """Record the measured links, and exclude the nodes that `found` shows to be slow, if they can be done without.
+        """Record the measured links as events, and exclude the nodes that `found` shows to be slow.
 
-        Return True if ranks can start now, and False if a node was excluded. A second call in the same wait for nodes
-        does nothing and returns True.
+        With `recovery.link_floor` all of them are excluded, else only those without which enough nodes remain for the
+        plan. Return True if ranks can start now, and False if a node was excluded. A second call in the same wait for
+        nodes, or one without links, does nothing and returns True.
         """
         if self._told or not links:
             return True

@@ -78,11 +78,12 @@ def whole_here(run: RunDir) -> list[int]:
 
 
 def fetch_stored(run: RunDir, checkpoint: str) -> list[str]:
-    """Download a checkpoint from the object store: for `newest` the newest, unless this disk has that or a newer one,
-    else that of the step `checkpoint`, unless it is on this disk.
+    """Download from the object store the checkpoint that is named by `checkpoint`: a step, or `newest`.
 
-    Return a list with one line about it, or an empty list if none was downloaded. If it is damaged, the one before it
-    is tried. Raise Unreachable if the store does not answer, and LaunchError with exit code 6 if all are damaged.
+    Nothing is downloaded, and the result is an empty list, if the store lacks it or this disk has it; for `newest`, if
+    this disk has the same or a newer step. Otherwise return a list with one line about it. If the newest is damaged,
+    the one before it is tried, as long as it is newer than those on this disk. Raise Unreachable if the store does not
+    answer, and LaunchError with exit code 6 if every one that was tried is damaged.
     """
     here, damaged = whole_here(run), list[str]()
     try:

@@ -141,10 +141,11 @@ def _programs(rank_python: Path) -> list[Path]:
 def place_finding(
     about: str, places: Mapping[str, FileSystem], trial: str, seen_on: Sequence[str] = (), *, tried: bool = False
 ) -> Finding:
-    """Return the finding, named `about`, on whether nodes can see the paths in `places`, each with its file system:
-    they do if a trial job found them on the nodes `seen_on`, else it is judged by the kinds of file systems.
+    """Return the finding, named `about`, on whether nodes can see the paths in `places`, each with its file system.
 
-    `trial` is the command that runs a trial job on nodes; `tried` is True if one was run.
+    It is ok if a trial job found them on the nodes `seen_on`, or if all are on network file systems; else it is a
+    warning. Its hint is to run the command `trial`, which starts a trial job, or to see the result if one was run
+    (`tried`).
     """
     text = all_of([f"{path} ({there.kind})" for path, there in places.items()])
     if seen_on:

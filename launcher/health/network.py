@@ -47,8 +47,9 @@ class Member:
         return self.session.name
 
     def open(self, token: str) -> None:
-        """Have the machine listen for the others, which prove that they have `token`; if it cannot, set `closed` or, if
-        it does not answer, `lost`.
+        """Have the machine listen for the others, which prove that they have `token`, and set `ports`.
+
+        No error is raised: if it cannot listen, the reason is in `closed`; if it does not answer, it is in `lost`.
         """
         opened = self._ask({"do": "open", "address": self.address, "token": token}, OpenDoors, _OPEN_S)
         if opened is not None:

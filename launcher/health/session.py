@@ -44,7 +44,9 @@ def read_answer(data: bytes, kind: type[T]) -> T:
 
 
 class Helper:
-    """A program `NAME_there.py` of this folder, sent as text to a host, where it answers requests."""
+    """A program `NAME_there.py` of this folder, which Python on a host gets as text. It starts at once, and answers the
+    requests of `ask` one after the other until `leave`.
+    """
 
     def __init__(self, name: str, line: Line, python: str, program: str, flag: str = "-I") -> None:
         self.name = name

@@ -494,8 +494,10 @@ async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToC
 async def _fetch_checkpoint(
     node: int, replication: "Replication", start: messages.Start
 ) -> messages.NotFetched | messages.NothingWhole | messages.Fault | None:
-    """Fetch from other nodes the checkpoint that the ranks are to load. Return None, or the message that says why it
-    cannot be fetched.
+    """Fetch from other nodes the checkpoint that the ranks are to load, unless it is here.
+
+    Return None if the ranks can start, else the message for the coordinator: it cannot be fetched, no checkpoint is
+    complete on the nodes that answer, or this node's disk has failed.
     """
     # late: 20 ms that a shared disk spares
     from launcher.copies.client import DiskFailed  # late: see above

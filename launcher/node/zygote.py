@@ -376,8 +376,11 @@ class EndOfRank:
             self.code = int(code or 0)  # type: ignore[call-overload]
 
     def finish(self) -> None:
-        """End the process with the program's exit code, or return if the interpreter has to end it. The interpreter
-        calls this after threads have ended and all other atexit handlers have run.
+        """End the process with the program's exit code. The interpreter calls this after threads have ended and all
+        other atexit handlers have run.
+
+        Return, so that the interpreter ends the process as usual, if the exit code is not known, this is a fork of the
+        rank, `needs_interpreters_end` is true (CUDA is in use, for example), or a stream cannot be flushed.
         """
         if self.code is None or os.getpid() != self._pid or needs_interpreters_end():
             gc.unfreeze()  # else its last collection misses what is frozen, and libraries complain about leaks
@@ -952,8 +955,11 @@ class FlightReader(importlib.abc.MetaPathFinder):
         threading.Thread(target=self._answer, args=(c10d, path), name="launch-flight", daemon=True).start()
 
     def _answer(self, c10d: Any, path: str) -> None:
-        """Read questions from the FIFO `path`.look for ever, and write the answers to the files `path`.flight and, if
-        only times were asked for, `path`.entered; `c10d` is torch.distributed's module.
+        """Create the FIFO `path`.look, read questions from it for ever, and answer each by a JSON file with its number.
+
+        A line that is a number asks for stacks and collectives, which go to `path`.flight. A word before the number
+        asks only when the newest collectives were entered, which goes to `path`.entered. An OSError ends the thread.
+        `c10d` is torch.distributed's module.
         """
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         asked = f"{path}.look"
@@ -1441,10 +1447,12 @@ class Zygote:
         raise Standby(fd, self._serves, gate)
 
     def _settle_in(self, home: dict[str, Any], modules: Sequence[Any]) -> None:
-        """Begin to serve an agent that did not start this process, with its environment and folder in `home`.
+        """Begin to serve an agent that did not start this process: take over the agent's environment (`env`), folder
+        (`cwd`) and log, which are in `home`.
 
-        Exit if other modules than `modules` were imported here, or if imports could have had another result in the
-        agent's environment.
+        Exit if this process was asked to import other modules than `modules`, which the agent wants, or if imports
+        could have had another result in the agent's environment. Its variables must be those of this process, except
+        the names in `home["may_differ"]` and those with a prefix in OF_A_RUN.
         """
         try:
             settle_in(home)

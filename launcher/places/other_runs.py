@@ -27,8 +27,10 @@ class OtherRuns:
         self._words: dict[Path, tuple[float, ClusterAnswer | None]] = {}
 
     def look(self, run_dir: Path) -> OtherRun:
-        """Return the state of the run in the folder `run_dir`; its `state` is None if the folder does not exist. If it
-        is a run of this machine whose processes were all killed (a lost run), first start it again or write its end.
+        """Return the state of the run in the folder `run_dir`; its `state` is None if the folder does not exist.
+
+        For a lost run of this machine, whose processes were all killed, first write its end if its records show one,
+        else start it again, unless the machine was rebooted since.
         """
         if not run_dir.is_dir():
             return OtherRun(None)

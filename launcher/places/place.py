@@ -291,8 +291,10 @@ class Place(ABC):
         return []
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> "list[Checkpoint]":
-        """Return the checkpoints of a run whose newest attempt is on other machines; with `verify` those machines
-        compare every byte with the manifests. By default raise NotSupported.
+        """Return the checkpoints of a run whose newest attempt is on other machines, damaged ones included.
+
+        The `state` of each tells whether it is complete; with `verify` those machines compare every byte with the
+        checksums in the manifest, else names and sizes only. By default raise NotSupported.
         """
         raise self.not_supported("a list of checkpoints on other machines")
 

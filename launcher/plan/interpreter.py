@@ -146,7 +146,11 @@ def path_lines(file: Path) -> Iterator[Path]:
 
 
 def _adds_by_code(file: Path) -> bool:
-    """Return whether a .pth file has code that may add modules, or more than 64 KiB, so that it is not read whole."""
+    """Return whether a .pth file may add modules that `path_lines` does not show.
+
+    It may if one of its lines is code (`import ...`), other than that of setuptools and virtualenv, which adds none or
+    is read by `_brings`; or if the file has more than 64 KiB, so that it is not read whole.
+    """
     code = [line for line in _text(file).splitlines() if line.startswith(_CODE)]
     unknown = [line for line in code if not any(known in line for known in _HARMLESS)]
     return bool(unknown) or (file.is_file() and file.stat().st_size > _MOST_BYTES)

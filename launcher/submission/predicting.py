@@ -33,9 +33,9 @@ def open_prediction(
 ) -> tuple[RunId, Path]:
     """Start a run that writes predictions to `output`, and return (its id, its folder).
 
-    `checkpoint` is by default the best one, or else the newest; `data` by default what the run validates on. Raise
-    BadInput if the run's program does not take `--predict` and `--checkpoint`, and Refused if it has no checkpoint on
-    this machine.
+    The new run goes to the cluster `on`. `checkpoint` is by default the best one, or else the newest; `data` by default
+    what the run validates on. Raise BadInput if the run's program does not take `--predict`, and Refused if its frozen
+    code was deleted, if it has no checkpoint on this machine, or if `on` cannot read this disk and `output` exists.
     """
     attempt = newest(run)
     plan = read_plan(run, attempt.number if attempt is not None else 1)

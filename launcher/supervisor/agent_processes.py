@@ -554,7 +554,9 @@ class AgentProcesses:
         return None
 
     def all_gone(self, for_good: bool) -> bool:
-        """Return True if no agent runs and, unless `for_good`, none waits to be restarted."""
+        """Return True if no agent runs and none waits to be restarted. With `for_good` agents are not restarted any
+        more, so those that wait count as gone.
+        """
         return all(agent.pid is None and (for_good or agent.returns_at is None) for agent in self._agents)
 
     def signal_first(self) -> None:

@@ -31,7 +31,7 @@ class EndRequests(Protocol):
         """
 
     def to_end(self) -> bool:
-        """Return True once an end of the attempt was requested; the reason is then on disk, where the agents
+        """Return at once whether an end of the attempt was requested; if so, the reason is on disk, where the agents
         read it.
         """
 

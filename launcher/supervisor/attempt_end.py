@@ -207,8 +207,8 @@ def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd 
 def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
     """Return whether the records on disk show that every rank of the newest generation has done all its work.
 
-    Return False in any case if each node has a disk of its own, as its checkpoints may not be copied to another node
-    yet, and if the run continues until all its roles have ended.
+    In two cases return False whatever they show: if each node has a disk of its own, as its checkpoints may not be
+    copied to another node yet; and if the run has roles and none is the main one, as it ends only with the last.
     """
     history = read_lines(run.events, Event)
     opened = [one.generation for one in history if one.attempt == attempt.number and one.kind == "generation_opened"]

@@ -137,10 +137,10 @@ class RolesOfRun:
         return None
 
     def _begin_main(self, *, is_due: bool) -> None:
-        """Start the agents of the run's own role once `is_due`.
+        """Start the agents of the run's own role at the first call with `is_due`: the roles it waits for are ready.
 
-        Where hosts elect a leader, the agents start at the first call, because the coordinator has to count the voters;
-        only the ranks wait until `is_due`. Raise OSError if a record cannot be written.
+        Where hosts elect a leader, the agents start at the first call in any case, because the coordinator has to count
+        the voters; only the ranks wait until `is_due`. Raise OSError if a record cannot be written.
         """
         has_begun, self._has_begun = self._has_begun, self._has_begun or is_due or self._holds_ranks
         if self._has_begun and not has_begun:

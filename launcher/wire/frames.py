@@ -321,15 +321,13 @@ class _Inbox:
         self._epoll.register(lines.descriptor, select.EPOLLIN)
 
     def remove(self, lines: _Lines) -> None:
-        """Read this connection no longer; call it before its socket is closed."""
+        """Stop reading this connection, without closing it; call it before its socket is closed."""
         if self._lines.get(lines.descriptor) is lines:
             del self._lines[lines.descriptor]
             self._epoll.unregister(lines.descriptor)
 
     def close(self) -> None:
-        """Stop reading; the connections stay open, and are closed by those who use them. Do nothing if it was closed
-        before.
-        """
+        """Stop reading for good. The connections themselves stay open. A second call does nothing."""
         if self._epoll.closed:
             return
         if self._later is not None:

@@ -90,7 +90,8 @@ def decode(decided: bytes) -> dict[str, TensorEntry]:
 def plan_of(tensors: dict[str, TensorEntry], me: int, own_signature: int) -> WritePlan:
     """Return the WritePlan of the rank at place `me` in the save group: which parts of the tensors it writes where.
 
-    `own_signature` is the `signature` of this rank's tensors; when it changes, a new plan is needed. Raises
+    `own_signature` is a number made from the names, shapes and types of this rank's tensors (`signature`); when it
+    changes, a new plan is needed. Raises
     TrainerError if a tensor is of a type that cannot be saved; the error is the same on all ranks.
     """
     for entry in tensors.values():
@@ -135,10 +136,10 @@ def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorE
 
 
 def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Iterator[Chunk]:
-    """Yield `share` as Chunks, each of which has successive parts at the same offset of their files.
+    """Yield `share`, a row of equal parts, as few Chunks: a new one begins where the offset in the file changes.
 
-    The rank at place `first` of the save group writes the first part of the share, and `ats` has each part's offset in
-    the file of the rank that writes it.
+    Each part is written by a rank into its own file: the first by the rank with number `first` in the save group, the
+    next by the rank `share.stride` further. `ats` has each part's offset in its file.
     """
     cuts = [] if share.count == 1 else (np.flatnonzero(np.diff(ats)) + 1).tolist()
     whole = Chunk(first, 0, share.offsets, share.lengths, share.count, share.stride, share.dim)

@@ -177,7 +177,10 @@ def _moment(value: dt.datetime, where: str) -> str:
 
 
 def _encode_array(array: np.ndarray[Any, Any]) -> list[Any]:
-    """Return [type, shape, data] of a NumPy array. Raises TrainerError for object and record arrays."""
+    """Return [type, shape, data] of a NumPy array: the type as in `<f4`, and the bytes in C order as base64.
+
+    Raises TrainerError for object and record arrays.
+    """
     if array.dtype.hasobject or array.dtype.names is not None:
         raise TrainerError(f"checkpoint: a NumPy array of {array.dtype} cannot be saved")
     return [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]

@@ -110,7 +110,7 @@ class StepSnapshots:
         return self.loads and not self.has_replica  # it stays only once something was
 
     def find(self, loop: Loop) -> None:
-        """Open the rank states that the rank before this one, which it replaces, has left in the node's memory.
+        """Open the rank states that were left in the node's memory by the killed rank that this one replaces.
 
         Does nothing if this rank already has states. Raises OSError if launch gave no folder.
         """

@@ -152,7 +152,10 @@ class Survivor:
         return True
 
     def _may_have_replica(self, loop: Loop) -> bool:
-        """Return whether another rank has the same parameters, or may have once there are more ranks."""
+        """Return whether another rank has the same parameters as this one, or may have later.
+
+        It may if launch is allowed to continue with another number of ranks, as more ranks may bring such copies.
+        """
         return bool(loop.strategy.copies) or self.snapshots.may_resize
 
     def _begin_reloading(self, loop: Loop) -> None:

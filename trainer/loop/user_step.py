@@ -23,7 +23,11 @@ class OwnStep:
     turns: Turns
 
     def run(self, model: nn.Module, data: Any, batch: Batch, number: int) -> Answer:
-        """Run the function on `data`, the content of micro-batch `batch` of step `number`, and return its answer."""
+        """Run the user's function on micro-batch `batch` of step `number`, whose content is `data`.
+
+        Return the loss and other values that the function returned, for metrics. Raises TrainerError if it returned
+        anything else.
+        """
         self.turns.begin(number, batch.scale, ends_step=batch.ends_step)
         return answer_of(self.function(model, data, self.turns))
 

@@ -83,9 +83,10 @@ def read(places: Places, into: Sequence[Tensor], piece_bytes: int = _PIECE_BYTES
 
 
 def _check_mark(places: Places) -> None:
-    """Raise OSError unless the process `places.pid` still has the random mark by which the tensors' owner is known.
+    """Raise OSError unless the process `places.pid` has the random bytes `places.mark` at the address `places.mark_at`.
 
-    It lacks the mark if it is another process, or if the tensors may no longer be read.
+    Another process, to which the number belongs here, does not have them; and the tensors' owner zeroes them when the
+    tensors may no longer be read.
     """
     mark = torch.empty(_MARK_BYTES, dtype=torch.uint8)
     _read(places.pid, [(mark.data_ptr(), places.mark_at, _MARK_BYTES)])

@@ -102,9 +102,9 @@ class _Paging(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _wanted(self, values: Any) -> Iterator[tuple[_Page, Tensor]]:
-        """Yield (managed parameter, argument) for each argument of an operation that lies in a managed parameter.
+        """Yield (parameter, argument) for each argument that shares its memory with a registered parameter.
 
-        `values` are the operation's arguments, nested.
+        `values` are the arguments of an operation, nested.
         """
         for value in tree_iter(values):
             if isinstance(value, Tensor) and value.device.type == "cpu" and value.layout is torch.strided:

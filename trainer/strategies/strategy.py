@@ -254,7 +254,7 @@ class Strategy:
         return clip_grad_norm_(parameters, self.settings.clip_norm)
 
     def _with_gradients(self) -> Iterator[Optimizer]:
-        """Yield the optimizers that have gradients."""
+        """Yield the optimizers of which any parameter has a gradient; the others have nothing to do in this step."""
         return (optimizer for optimizer in self.optimizers.values() if has_gradients(optimizer))
 
     def _learned_parameters(self) -> list[nn.Parameter]:

@@ -110,7 +110,10 @@ _RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _r
 
 
 class PickledArray(Built):
-    """A NumPy array of bytes, as a pickle describes it."""
+    """A NumPy array of bytes, as a pickle describes it: its shape, and its bytes in order of rows.
+
+    The reader of the pickle makes it empty, and `fill` sets both.
+    """
 
     shape: tuple[int, ...] = ()
     data = b""

@@ -164,7 +164,9 @@ class Round:
         return done
 
     def _carry_out(self, action: Next, entries: dict[int, BookedTrial]) -> None:
-        """Carry out one action; `entries` has the trials by number."""
+        """Carry out one action: record a decision about a trial in the journal, or start, cancel or continue a trial's
+        run. EndSweep does nothing here, as the caller ends the sweep. `entries` has the trials by number.
+        """
         match action:
             case NextTrial():
                 number = self.book.ask()

@@ -119,7 +119,10 @@ _RUN_HEADS = ("RUN", "TOOK", "STEPS COMPARED", "CHECKPOINTS", "FINGERPRINT", "VE
 
 
 def _kill_cells(mode: str, kill: "Kill") -> tuple[str, ...]:
-    """Return the table row of a kill in the run of `mode` (warm, power or hot)."""
+    """Return the cells of a kill's row in the table of kills, with the heads _KILL_HEADS.
+
+    `mode` is the run's, from `--modes`: warm or hot (the run's `recovery.mode`), or power (all of a node is killed).
+    """
     if kill.missed:
         return mode, "nobody", str(kill.planned_step), "-", "-", f"- ({kill.missed})"
     whom = f"all of node {kill.node}" if kill.rank is None else f"rank {kill.rank}"

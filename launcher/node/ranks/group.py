@@ -256,7 +256,9 @@ class RankGroup:
         return environment
 
     async def _begin(self, rank: _Rank) -> None:
-        """Start a rank and record its process."""
+        """Start the process of a rank, write its pid and environment for `launch exec` into the run directory, and
+        notify the listener.
+        """
         fifo = str(self._home.attempt.progress(self._home.node.index, rank.local))
         environment = self._environment(rank)
         rank.pid = await self._starter.start(environment, rank.log.path, fifo, lambda death: self._ended(rank, death))

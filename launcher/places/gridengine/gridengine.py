@@ -178,8 +178,10 @@ def rule_of(pe: str | None) -> str | None:
 
 
 def _last_line(answer: Answer) -> str:
-    """Return the last line of a command's error output, or of its stdout if that is empty, without qsub's own phrases,
-    or text that there is none.
+    """Return the last line of a command's stderr, or of its stdout if stderr is empty, as the reason of a failure.
+
+    Phrases that qsub adds to every error ("Unable to run job: ", "Exiting.") are removed. If nothing is left, return
+    text that says so.
     """
     lines = [line.strip() for line in (answer.err or answer.out).splitlines() if line.strip() not in ("", "Exiting.")]
     return lines[-1].removeprefix("Unable to run job: ") if lines else "it does not say why"

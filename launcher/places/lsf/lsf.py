@@ -120,7 +120,9 @@ class LsfSystem(BatchSystem):
         return fate_of(ask(["bhist", "-l", job]).out) or super().fate(job)
 
     def this_start(self) -> JobStart:
-        """Return the job in which this process runs, and the number of its run in an array."""
+        """Return the job in which this process runs and, if the job is an element of an array, the number of the run
+        that it starts, from 0, which is LSB_JOBINDEX less 1.
+        """
         job, index = os.environ[self.id_variable], int(os.environ.get("LSB_JOBINDEX") or 0)
         return JobStart(self.name_of(job, index - 1), index - 1) if index else JobStart(job, None)
 
@@ -238,8 +240,10 @@ def _ended_as(*, timed_out: bool, by_hand: bool) -> State:
 
 
 def fate_of(history: str) -> Fate | None:
-    """Return what LSF does with the newest start of a job, by the last signal that was requested for it in `history`,
-    the output of `bhist -l`; None if none was. Lines of the output may be broken anywhere.
+    """Return what LSF does with the newest start of a job, by the last signal that was requested for it: it is queued
+    again after REQUEUE_PEND, and cancelled after KILL or TERM. Return None after another signal or none.
+
+    `history` is the output of `bhist -l`, whose lines may be broken anywhere.
     """
     newest = re.sub(r"\s+", "", history).rpartition("Starting(Pid")[2]
     asked = re.findall(r"Signal<(\w{1,40})>requested", newest)

@@ -168,12 +168,15 @@ class ListCheckpoints(OfCheckpoints, frozen=True, tag="inventory"):
 
 
 class SendFile(OfCheckpoints, frozen=True, tag="give"):
-    """Ask for the bytes of a checkpoint's file, or of its manifest if no name is given. → None, and the bytes follow"""
+    """Ask for the bytes of a checkpoint's file, or of its manifest if no name is given. → None, and the bytes follow
+
+    With `digest`, the file may also be from a copy that this host has not completed, if its manifest has that digest.
+    """
 
     step: int
     name: str
-    digest: str = ""  # of its manifest; a draft with this digest will do, too. "": only a committed checkpoint
-    kind: Kind = "step"
+    digest: str = ""  # of the manifest; "": only a complete checkpoint is read
+    kind: Kind = "step"  # or "best", the one selected by a monitored value
 
 
 class TakeFile(OfCheckpoints, frozen=True, tag="put"):

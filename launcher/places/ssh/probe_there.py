@@ -64,7 +64,8 @@ def _first_there(path: str) -> str:
 
 
 def _exposed(workdir: str) -> str:
-    """Return the first folder on the way to the user's folder in which other users could replace files, or "".
+    """Return the first folder in which other users could replace the launcher's files: one on the path of `workdir` or
+    of its subfolders `runs`, `code` and `lib`. Return "" if there is none.
 
     This repeats launcher.run.ownership, which is not on the host yet.
     """

@@ -77,8 +77,8 @@ def _make(place: str, folder: str, asked: dict[str, object]) -> None:
 
 
 def _borrow(packages: str) -> None:
-    """Make the environment, whose packages are in the folder `packages`, use this Python's installed packages, for a
-    bundle whose compiled packages do not fit it.
+    """Make the environment, whose packages are in the folder `packages`, find the packages installed for this Python
+    as well. They replace compiled packages, such as msgspec, of which the sender has none that fit this Python.
     """
     import site  # late: only where our packages do not fit
 

@@ -203,7 +203,8 @@ def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns:
     """Return whether the tree `pristine` in the store has every file of the code with the hash in `hashes`, and no
     other user can change it.
 
-    `now_ns` is the current time.
+    Files are hashed again only if they have changed since the last check. `now_ns` is the current time, because a file
+    that was changed just now is not trusted by its time of change alone.
     """
     index, us = CodeIndex(pristine.parent, pristine, now_ns), os.geteuid()
     folders, place = folders_of(file.path for file in code.files), os.fspath(pristine)

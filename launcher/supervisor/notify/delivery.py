@@ -184,7 +184,9 @@ def _without_login(address: str) -> tuple[str, dict[str, str]]:
 
 
 def _of_answer(error: urllib.error.HTTPError) -> NotDelivered:
-    """Return the NotDelivered for an HTTP error, which says whether the server may accept the message later."""
+    """Return the NotDelivered for an HTTP error. The message is worth sending again after a status of 500 or more, 408,
+    425 or 429; the server's `Retry-After` in seconds, if there is one, says when.
+    """
     later = error.headers.get("Retry-After", "") if error.headers is not None else ""
     again = error.code >= 500 or error.code in _LATER
     said = f"it answers {error.code} {error.reason}"

@@ -83,7 +83,9 @@ class JobEndRequests:
         return min(self._look_at, self._limit_at)
 
     def to_end(self) -> bool:
-        """Return whether the attempt is to end; if so, its stop request has been written into the attempt's folder."""
+        """Return whether the attempt is to end: SIGTERM has come, the time for saving before a time limit that was
+        announced by a warning has begun, or a user has asked for it. The stop request is then in the attempt's folder.
+        """
         now = time.monotonic()
         if self._wakeup.stop_asked:
             ask_to_stop(self._attempt, "preempt")

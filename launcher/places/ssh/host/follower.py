@@ -159,8 +159,8 @@ class Follower:
         return end is not None and end.state is State.QUEUED
 
     def _end_cancelled(self) -> None:
-        """Write that the run was cancelled, if a user has cancelled it on this host, hosts have disks of their own, and
-        no end is known here.
+        """Write to this host's disk that the run was cancelled, if a user has cancelled it here and this disk has no
+        end of it yet. Do nothing if the hosts share a disk.
         """
         supervisor = self._supervisor
         if supervisor.plan.disks_apart and is_cancelled(supervisor.attempt) and not supervisor.has_ended():

@@ -270,8 +270,10 @@ def _end_stopped(supervisor: SupervisorState) -> None:
 
 
 class QueueWatch:
-    """A supervisor's check, while it waits for slots or its turn, that the run has a leader, and what the leader
-    reports.
+    """A supervisor's repeated question to the run's leader while this host waits for slots or its turn.
+
+    This host adopts whether the run is held back and whether it has begun, as the leader reports. If the leader is
+    silent for longer than `recovery.wait` and a lease, this host takes part in the election of another.
     """
 
     def __init__(self, supervisor: SupervisorState, every_s: float = _LEADER_EVERY_S) -> None:

@@ -81,7 +81,9 @@ class RolesOnHost:
             self._end(name, here)
 
     def _end(self, name: str, here: _Here) -> None:
-        """End this host's agents of a role's attempt at once; `name` is that of the role's run folder."""
+        """Kill the agents in `here`, those of a role's attempt on this host, with all processes below them, and forget
+        them; `name` is that of the role's run folder.
+        """
         self._agents.end_now(here.agents)
         self._agents.drop(here.agents)
         del self._here[name]

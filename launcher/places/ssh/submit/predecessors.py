@@ -42,11 +42,10 @@ def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
 
 
 def leaders_of(plan: Plan) -> set[str] | None:
-    """Return the hosts of which one must be the first of the plan, because they see all runs that the plan follows, or
-    None if any host will do.
+    """Return the hosts that see all runs which the plan follows, so that one of them must be its first host.
 
-    The set is empty if each of these runs is on other hosts. A run whose wait is over still goes to the hosts where
-    those runs left their files.
+    Return None if any host will do: the plan follows no run, or none that is on hosts of the pool. The set is empty if
+    no host sees all of them. It is the same once the wait is over, because those runs left their files there.
     """
     first = readable(RunDir(Path(plan.run_dir)).plan, Plan)
     awaited = plan.awaited or (first.awaited if first is not None else ())
