@@ -267,7 +267,7 @@ class Run:
 
     def fetch_outputs(self) -> list[str]:
         """Fetch files that ranks wrote beside their code into `fetched-outputs` in the run's folder; return one line of
-        text per machine.
+        text per machine with such files, or a single one if there are none.
 
         `run.outputs` of the spec selects the files; without it, every file is fetched that is not part of the frozen
         code.
@@ -403,7 +403,8 @@ class Run:
         """End the run and return a report: its ranks are asked to stop, and after the grace period all its processes
         are killed.
 
-        It returns once they are gone. `gone` are hosts that will never answer again, and are not waited for.
+        It returns once they are gone. `gone` are hosts that will never answer again, and are not waited for. Raise
+        Unreachable if a scheduler or another host does not answer, so that processes may be left.
         """
         run = RunDir(self.path)
         left = remains(run)

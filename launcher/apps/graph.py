@@ -82,10 +82,10 @@ class Graph:
         return [Run(one.run, runs / one.run) for one in self._record().steps if (runs / one.run).is_dir()]
 
     def state(self, fresh_s: float = WATCH_S) -> State:
-        """Return the state of all steps together: that of the busiest step while one is active, `succeeded` if all have
-        succeeded, else that of the step that ended worst.
+        """Return the state of all steps together: the first of these that any step has, or `succeeded` if all have
+        succeeded: unknown, running, regrouping, starting, queued, failed, interrupted, lost, cancelled.
 
-        A cluster's answer may be `fresh_s` seconds old.
+        A step whose run is missing counts as lost. A cluster's answer may be `fresh_s` seconds old.
         """
         return state_of(self.steps(fresh_s))
 
@@ -142,7 +142,9 @@ class Graph:
         Run(step.run, self._folder.runs / step.run).resume(overrides=overrides, anew=anew, code=code)
 
     def _record(self) -> GraphRecord:
-        """Return the record of the graph from its folder."""
+        """Return the record of the graph from its folder; raise NoSuchRun if it is missing, Damaged if it cannot be
+        decoded.
+        """
         return graph_record(self._folder)
 
     @property

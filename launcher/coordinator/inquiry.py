@@ -182,7 +182,9 @@ class Inquiry:
         return min(mono - self._attempt.current.active_from(mono), self._times.still_s(mono))
 
     def _ask(self, mono: float) -> None:
-        """Send `Look` to every reachable node."""
+        """Send `Look`, the question what its ranks are doing, to every reachable node with ranks, and begin to await an
+        answer about each live rank.
+        """
         attempt = self._attempt
         self._number += 1
         self._asked_at, self._looks = mono, {}

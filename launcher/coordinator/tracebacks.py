@@ -214,7 +214,9 @@ def _cpp_exception(kind: str, after: Sequence[str]) -> ExceptionReport:
 
 
 def _module(path: str) -> str:
-    """Return the dotted module name for a source path as far as the path shows it, or "" for the standard library."""
+    """Return the module's name for a source path: dotted for an installed package, only the file's stem for other code,
+    "" for the standard library.
+    """
     outside, packages, inside = path.rpartition("-packages/")
     if packages:
         return inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -62,7 +62,8 @@ class _Superseded(Exception):
 class Uploads:
     """The upload of checkpoints to an object store.
 
-    Call `follow` for each generation, `note` for each commit that a rank reports, and `settle` at the end.
+    Call `follow` at the start of each generation, which begins to upload; `note` for each checkpoint that a rank
+    reports as committed, which wakes the thread; and `settle` at the end, which waits for the newest checkpoint.
     """
 
     def __init__(self, folder: Path, open_store: Callable[[], ObjectStore], rules: UploadRules, say: Say) -> None:

@@ -62,7 +62,7 @@ def memory_finding(memory: tuple[int, int] | None) -> Finding:
 
 def files_finding(soft: int, hard: int) -> Finding:
     """Return the finding on how many files a process may open: the `soft` limit, and the `hard` one to which it can be
-    raised.
+    raised. It is a warning if the soft limit is below 1024, too few for DataLoader workers.
     """
     if soft == resource.RLIM_INFINITY or soft > _FEW_FILES:
         return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} a process")

@@ -190,8 +190,9 @@ def _multiply(torch: Any, device: str, kind: Any, size: int) -> str:
 class _Product:
     """Two matrices of whole numbers, and their expected product, computed on a core with whole numbers.
 
-    `left[i, k] = f[(i + k) % size]` and `right[k, j] = g[(k + j) % size]`, so that each number of the product is one of
-    `size` sums: `r[(i - j) % size]`, and every one of them is different work for the device.
+    With vectors f and g of random numbers, `left[i, k] = f[(i + k) % size]` and `right[k, j] = g[(k + j) % size]`, so
+    that each number of the product is one of `size` sums, `r[(i - j) % size]`, which a core computes quickly. To the
+    device, though, every number of the product is different work.
     """
 
     def __init__(self, torch: Any, device: str, kind: Any, size: int) -> None:

@@ -344,11 +344,10 @@ def _own_torch() -> tuple[str, str, int]:
 
 
 def open_doors(address: str, token: str) -> OpenDoors:
-    """Listen on two ports of this address and return them: one from 20,000 to 32,000, as a MASTER_PORT is, and one that
-    the kernel chooses.
+    """Listen on two ports of this address and return them, or an error if that fails: one from 20,000 to 32,000, as
+    runs use for MASTER_PORT, and one that the kernel chooses.
 
-    The first is one of those that runs use as MASTER_PORT, the second is chosen by the kernel. Callers must prove that
-    they have `token`.
+    Threads then answer, until this process ends, each caller that proves that it has `token`.
     """
     if not address:
         return OpenDoors(error="its address is not known")

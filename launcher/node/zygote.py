@@ -354,6 +354,8 @@ def place_that_asks(name: str) -> str:
 class EndOfRank:
     """The end of a rank's interpreter, without the work of freeing what the zygote has imported.
 
+    Call `born` in the new rank, and `left_by` with what its program gave to sys.exit; `finish` is an atexit handler.
+
     To free a few hundred thousand objects of torch, on pages that are shared until then, takes seconds of CPU time; the
     kernel frees them at once. Objects of the program itself are freed: its modules are emptied in the interpreter's own
     order, so that `__del__`, `finally` and unclosed files behave as they do elsewhere.
@@ -1294,9 +1296,11 @@ class TagRoom:
 
 
 def settle_in(home: dict[str, Any]) -> None:
-    """Take over the environment, folder and log in `home`, which are those of an agent that did not start this process.
+    """Take over the environment (`env`), working folder (`cwd`) and log (`log`) in `home`, which are those of an agent
+    that did not start this process.
 
-    Raise NoFork if imports could have had another result with that environment.
+    Raise NoFork if imports could have had another result there: if a variable differs that is neither one of the run's
+    own nor named in the list `may_differ`, or if a module came from a folder that PYTHONPATH now lacks.
     """
     redirect(os.open(home["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600), 1, 2)
     env: dict[str, str] = home["env"]
@@ -1420,8 +1424,9 @@ class Zygote:
         """Fork a standby: a process with all imports done that serves the agent over socket `fd` once this process is
         gone.
 
-        With a gate, a descriptor, it outlives the agent too (`stand_by`). The standby is a child of the agent, because
-        a child of this process would die with it; so the fork goes through a process that ends at once.
+        With `gate`, the descriptor of a connection to the supervisor, it outlives the agent too (`stand_by`). The
+        standby is a child of the agent, because a child of this process would die with it; so the fork goes through a
+        process that ends at once. If it fails, `fd` is closed, by which the agent notices.
         """
         with contextlib.suppress(NoFork, OSError):  # then that socket ends, and the agent knows
             self._check_fitness()

@@ -174,7 +174,9 @@ def remove_finished_graphs() -> None:
 
 
 def remove_empty_graph(graph: GraphDir) -> None:
-    """Remove the graph's id and folder, unless one of its runs exists; an unreadable record does not prevent this."""
+    """Remove the graph's id and folder, unless one of the runs in its record exists. A graph without a readable record
+    is removed in any case.
+    """
     record = readable(graph.record, GraphRecord)
     if record is None or not any((graph.runs / step.run).exists() for step in record.steps):
         forget_graph(graph)

@@ -223,8 +223,8 @@ def _newest(known: dict[RunId, Path]) -> tuple[RunId, Path]:
 
 
 def _submitted_at(path: Path) -> float:
-    """Return the time of submission that the run recorded; a folder's own times change with each file that is written
-    into it.
+    """Return the time of submission that the run recorded, or 0 if no record of it can be read; a folder's own times
+    change with each file that is written into it.
     """
     run = RunDir(path)
     for file in (run.state, run.plan):

@@ -134,8 +134,8 @@ def notice_needs_a_source(notice: Mapping, _: Values[str, Any]) -> Iterator[Prob
 
 
 def lead_covers_grace(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem if the time between a host's notice and its end is shorter than the grace period in which ranks
-    save.
+    """Yield a problem if hosts give notice before they are taken away, and the time between notice and end
+    (`notice.lead`) is shorter than the grace period in which ranks save (`recovery.grace`).
     """
     notice, recovery = values.get("notice"), values.get("recovery", Recovery())
     if not isinstance(notice, Notice) or not isinstance(recovery, Recovery) or not notice.is_given:

@@ -253,7 +253,11 @@ class _Timeline:
         self._enter(Doing.RECOVERING, at, event)
 
     def _reach(self, step: int | None) -> None:
-        """Record `step` as the newest of the present stretch of training; do nothing if it is None."""
+        """Record `step` as the newest of the present stretch, the time since the activity last changed; do nothing if
+        `step` is None.
+
+        A stretch in which ranks start or recover counts as training if it has made a new step.
+        """
         if step is None:
             return
         now = self._now

@@ -37,9 +37,11 @@ class LogChoice:
 
 
 def begin_at(log: Path, choice: LogChoice) -> tuple[int, int]:
-    """Return (the offset at which to begin to read the file, how many of the `choice.last` wanted lines follow it).
+    """Return (the offset at which to begin to read the file, how many lines were counted for `choice.last`).
 
-    The number is 0 if `choice.last` is None. Return (0, 0) if the file does not exist.
+    Lines that match `choice.pattern` are counted from the file's end, at most `choice.last`; none are if that is None.
+    The offset is that of the first counted line, or of the time `choice.since` if that is later in the file. Return
+    (0, 0) if the file does not exist.
     """
     with open_log(log) as fd:
         if fd is None:

@@ -81,8 +81,8 @@ def read_rows(run: RunDir) -> Rows:
 
 
 def thinned(run: RunDir) -> tuple[int, int] | None:
-    """Return (reports stored, reports made) for the metric with the most reports, or None if all of them were
-    stored.
+    """Return (reports stored, reports made) for the metrics of a rank with the most reports, or None if all of them
+    were stored: agents leave out reports of long runs, but the trainer's own files have all.
     """
     if files_in(run.metrics) or not any(_LEFT_OUT in _read(path) for path in run.metrics.glob("*.jsonl")):
         return None

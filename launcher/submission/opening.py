@@ -161,7 +161,9 @@ def _keeps_order(wish: Request) -> bool:
 
 
 def _demands(wish: Request) -> tuple[object, ...]:
-    """Return what requests must have in common to become one job, such as cluster, project and resources, as a key."""
+    """Return, as a key, what requests must have in common to become one job: cluster, project, resources and the like;
+    if a job starts its runs one after another, only cluster, project and `queue.max_parallel`.
+    """
     spec = wish.spec
     options = [getattr(spec, kind) for kind in OPTIONS_OF]
     if _keeps_order(wish):

@@ -267,7 +267,7 @@ class RolesOfRun:
         self._note(f"role {part.name} starts")
 
     def _start(self, agents: Sequence[AgentProcess]) -> None:
-        """Start the agents and watch them."""
+        """Start these agents, which the supervisor watches from then on."""
         for agent in agents:
             agent.start()
 

@@ -390,7 +390,7 @@ class Saver:
     def _undo(self, draft: Path, manifest: Manifest) -> None:
         """Remove from this disk a save, the draft or already the checkpoint, that failed on another disk.
 
-        A failure is only logged.
+        Only the rank that acts for the disk does so; its failure is only logged.
         """
         if self._save_group.acts_for_disk:
             try:

@@ -1,7 +1,7 @@
 """The operations of torch.distributed, with their expected results: sums of small whole numbers, which are exact.
 
-A function that prepares an operation gets `at`, this rank's place among the ranks that take part, and returns the
-operation with its buffers and the check of its result; the caller runs it.
+A function that prepares an operation gets `at`, this rank's place among the ranks that take part, and returns a
+Prepared: the operation, which the caller runs, with its buffers and the check of its result.
 """
 
 from collections.abc import Callable
@@ -164,7 +164,11 @@ def all_to_all(at: Place) -> Prepared:
 
 
 def send_recv(at: Place) -> Prepared:
-    """Prepare an exchange in a ring: each rank sends to the next one and receives from the previous one."""
+    """Prepare an exchange in a ring: each rank sends to the next one and receives from the previous one.
+
+    `at` is this rank's place in the ring. The Prepared that is returned has the buffers, the call that runs the
+    exchange, and the check of what was received.
+    """
     own, got = at.of(at.index), at.empty(at.count)
     after, before = (at.index + 1) % at.many, (at.index - 1) % at.many
     right = at.of(before)

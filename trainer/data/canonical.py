@@ -40,7 +40,10 @@ class Canonical:
         )
 
     def read(self, fetchers: Fetchers, epoch: int, _after: int | None) -> Generator[Step, None, None]:
-        """Yield the steps of `epoch` from this rank's reader, which begins at the slot given to `start_fetchers`."""
+        """Yield the steps of `epoch` from this rank's reader.
+
+        It begins at the slot that `start_fetchers` was given, so that the position `_after` is not used.
+        """
         for _, step in in_turn(fetchers, repeat(epoch), self._fetching.ahead):
             yield step
 

@@ -76,7 +76,7 @@ class Fetchers(Protocol):
 def in_turn(fetchers: Fetchers, tasks: Iterable[T], ahead: int) -> Generator[tuple[T, Any], None, None]:
     """Yield each task with its answer, in order; workers take turns.
 
-    Each worker has up to `ahead` tasks waiting.
+    Each worker has up to `ahead` tasks waiting. Tasks that were given to them before are dropped.
     """
     fetchers.forget()
     waiting: deque[tuple[int, T]] = deque()

@@ -110,9 +110,10 @@ class LoaderBatches:
         return {"loader": {**kept, "state": of_rank["state"]} if is_of_all_ranks(of_rank["state"]) else kept}
 
     def load_state_dict(self, state: Mapping[str, Any], epoch: int, done: int) -> int:
-        """Restore a position after `done` samples of `epoch`; return how many are done, 0 to begin the epoch again.
+        """Restore a position after `done` samples of `epoch`; return `done`, or 0 if the epoch has to begin again.
 
-        Raises BadSettings if the number of ranks has changed in the middle of an epoch.
+        It has to if the loader saved no position of its own, which is logged. Raises BadSettings if the number of ranks
+        has changed in the middle of an epoch.
         """
         self._items = self._step = None
         saved = state["loader"]

@@ -143,9 +143,10 @@ class TrackingLogger(Callback):
 
 
 def training_id(settings: Settings, environ: Mapping[str, str]) -> str:
-    """Return the training's id: the run's under launch, else a random one.
+    """Return the training's id: under launch the run's, else a random one.
 
-    Several trainings with different checkpoint folders in one run get different ids.
+    With a checkpoint folder a digest of its path is appended to the run's id, so that several trainings in one run get
+    different ids.
     """
     run = environ.get("LAUNCH_RUN_ID")
     if not run:

@@ -57,9 +57,10 @@ class StepListener(Protocol):
         """
 
     def before_save(self, loop: "Loop") -> None:
-        """Seed the random generators again if the set of ranks has changed in the step that is about to be saved.
+        """Seed the random generators again if the set of ranks has changed since the step that is about to be saved.
 
-        The loop calls it only for the step after which the training continues after a kill, just before saving.
+        The loop calls it once each time that training continues after a kill: before it saves the last step that was
+        made, or at once if none was made.
         """
 
     def step_done(self, loop: "Loop") -> None:

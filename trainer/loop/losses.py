@@ -156,9 +156,10 @@ class StepLosses:
         self._others = [_added_up(one, width) for one in others]
 
     def take(self, extra: Sequence[float] = ()) -> dict[str, float]:
-        """Return the step's mean losses by name, the same on all ranks, which communicate, and begin a new step.
+        """Return the step's mean losses by name, over all ranks and the same on all, and begin a new step.
 
-        `extra` are more numbers of this rank: `of_ranks` then has those of each rank.
+        All ranks call it. `extra` are more numbers of this rank to exchange: the attribute `of_ranks` then has those of
+        each rank.
         """
         numbers = read([one for sums in self._sums for pair in sums.values() for one in pair])
         width = 2 * len(self._names)

@@ -103,7 +103,7 @@ class StepSnapshots:
 
     @property
     def goes_back(self) -> bool:
-        """Whether all ranks load the newest checkpoint or snapshot after a kill, as no other rank has the lost shards.
+        """Whether all ranks load a checkpoint or snapshot after a kill, as no other rank has the killed one's shards.
 
         Then fewer ranks than before can continue too.
         """

@@ -226,7 +226,10 @@ class Survivor:
             raise dist.DistBackendError("new ranks wait to join")
 
     def end(self, loop: Loop, why: str) -> None:
-        """Stop saving state, report to launch that this rank cannot continue in place any more, and log `why`."""
+        """Stop saving state, report to launch that this rank cannot continue in place any more, and log `why`.
+
+        A rank of another node that keeps a copy of this rank's states gets an empty one in each later step.
+        """
         if self.active:
             self.active = False
             if self.snapshots.copies is None:  # else ranks of other nodes wait for its state, even if there is none

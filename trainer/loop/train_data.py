@@ -40,7 +40,11 @@ def is_several(data: object) -> bool:
 
 
 def _refuse_by_name(name: str, data: Mapping[str, Any], *, several: bool) -> None:
-    """Raise BadSettings for a dict of data sets that is empty or has wrong names, or for any dict without `several`."""
+    """Raise BadSettings unless `data`, a dict of data sets by name, is allowed (`several`) and right.
+
+    It is wrong if it is empty, or has a name that is no identifier or a value that is no data set. `name` is the
+    argument that got it, for the error's text.
+    """
     if not several:
         raise BadSettings(
             f"{name}: expected one data set, got a dict of {', '.join(data) or 'none'}\n"

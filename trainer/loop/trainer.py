@@ -381,7 +381,8 @@ class Trainer:
     def _make_deferred(self) -> nn.Module | None:
         """Make the model without weights, which will come from a checkpoint or from other ranks, and return it.
 
-        Returns None if the strategy or a given model does not allow this.
+        A second call returns the same model. Returns None if the strategy does not allow this, if the user gave a
+        module and no function that makes one, or if that function needs the values of weights.
         """
         alone = self.settings.strategy in REPLICAS and self.settings.mesh is None
         if self._made is None and alone and not isinstance(self._model, nn.Module):

@@ -31,9 +31,10 @@ def has_master(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def gpus(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many GPUs TRAINER_BASELINE asks nn.DataParallel to use; None means all of them.
+    """Return how many GPUs TRAINER_BASELINE asks nn.DataParallel to use, such as 4 for `dp=4`.
 
-    Raises BadSettings for an invalid value.
+    Returns None, which means all of them, if the variable is not set or selects another way. Raises BadSettings
+    for an invalid value.
     """
     return _number(_GPUS, _asked(environ))
 

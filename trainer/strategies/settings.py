@@ -56,8 +56,8 @@ class StrategySettings:
     """The settings of how work is divided over ranks, and of arithmetic; each is a setting of Trainer too."""
 
     strategy: str = "ddp"
-    precision: str = "fp32"
-    clip_norm: float | None = None
+    precision: str = "fp32"  # the number format of calculations
+    clip_norm: float | None = None  # limit of the norm of all gradients together
     clip_value: float | None = None  # of each number of a gradient by itself, before clip_norm
     activation_checkpointing: bool = False
     recompute_every: int = 1  # one block in so many is recomputed
@@ -66,11 +66,11 @@ class StrategySettings:
     shard_size: int | None = None  # hsdp: ranks that share one copy; None: those of a node
     mesh: str | Mesh | None = None  # how many ranks work on the same samples, as `tp=2`
     pp_schedule: str = "1f1b"  # mesh with pp: in which order a stage works on micro-batches
-    pp_cut: str = BY_LAYERS  # mesh with pp: layers, time, or the parts with which stages begin, but for the first
+    pp_cut: str = BY_LAYERS  # mesh with pp: layers, time, or the names of the parts with which later stages begin
     pp_microbatches: int | None = None  # pp: into how many parts a rank's samples go; None: 4 times the stages
-    unused_parameters: bool = False  # ddp, zero1: some may not be used in a step's loss
-    blocks: Choice = ()  # what is sharded, recomputed and compiled each by itself; empty: found
-    units: Choice = ()  # more that is sharded each by itself, and not recomputed: an embedding, a head
+    unused_parameters: bool = False  # ddp, zero1: a step's loss may leave some parameters unused
+    blocks: Choice = ()  # modules to shard, recompute and compile each by itself; empty: those found in containers
+    units: Choice = ()  # more modules to shard each by itself, but not to recompute: an embedding, a head
     sync_each: bool = False  # fsdp, hsdp: reduce-scatter gradients after every micro-batch
     by_parts: bool = False  # make the model part by part: no rank ever holds all of it
     prefetch: int | None = None  # sharded: gather so many parts ahead of the one at work; None: as torch does

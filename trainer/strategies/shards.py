@@ -65,8 +65,8 @@ def shard_stage(
 ) -> None:
     """Shard a pipeline stage over the ranks that have it, each of `units` separately.
 
-    Parameters are gathered once for all parts of a batch, and gradients reduced after the last, which saves many
-    messages. `last`: the loss is made of the stage's output, so it is in fp32.
+    Parameters are gathered once for all micro-batches of a batch, and gradients reduced after the last, which saves
+    many messages. `last`: it is the pipeline's last stage, whose output is in fp32 for the loss.
     """
     here = set(stage.modules())
     _shard_parts(stage, [one for one in units if one in here], world, settings, mesh, reshard=False, gives_fp32=last)

@@ -41,7 +41,7 @@ class Artifact(msgspec.Struct, frozen=True):
     """
 
     name: str  # its path, relative to the run's folder
-    kind: Kind
+    kind: Kind  # of its content: picture, page, text, table or other
     bytes: int
     at: float  # Unix time at which it was written
 
@@ -57,8 +57,8 @@ class Artifacts(msgspec.Struct, frozen=True):
 
 
 def artifacts(run: RunDir) -> Artifacts:
-    """Return the newest files, at most `_MOST_FILES`, in the run's `artifacts/` on this machine, including those
-    fetched from other machines.
+    """Return the files written last, at most `_MOST_FILES`, in the run's `artifacts/` on this machine, including those
+    fetched from other machines; and whether there are more.
     """
     files = [one for root in _roots(run) for one in _files(run, root)]
     files.sort(key=lambda one: (-one.at, one.name))

@@ -75,7 +75,7 @@ def lost_over(point: ScaledRun, base: ScaledRun) -> dict[str, float]:
     """Return {kind of work: the share of a step that it lost}.
 
     Lost is what exceeds an even division of the base's time; negative means faster. The shares add up to 1 minus the
-    efficiency. The result is empty if steps were not traced.
+    efficiency. The result is empty if steps were not traced, or their samples are not known.
     """
     if point.parts is None or base.parts is None or not point.step_s or not base.step_s:
         return {}

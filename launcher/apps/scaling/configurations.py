@@ -157,8 +157,8 @@ def counted_role(spec: JobSpec, name: str | None) -> str:
 
 
 def of_roles(overrides: Sequence[str], spec: JobSpec, counted: str) -> list[str]:
-    """Return the overrides with their keys put below the spec's roles: resources below the role `counted`, whose ranks
-    are measured, and the program's options below the main role.
+    """Return the overrides with their keys put below the spec's roles: `resources` below the role `counted`, whose
+    ranks are measured; `run`, `env` and `checkpoint` below the main role.
 
     They are returned unchanged if the spec has no roles.
     """
@@ -187,7 +187,7 @@ def _in_one_process(one: Configuration, cpus: int | None) -> Iterator[str]:
 
 
 def _places(one: Configuration) -> Iterator[str]:
-    """Yield the overrides for nodes and ranks per node."""
+    """Yield the overrides by which the training `one` gets its numbers of nodes and of ranks per node."""
     yield f"resources.nodes={one.nodes}"
     yield f"resources.ranks_per_node={one.per_node}"
 

@@ -33,7 +33,7 @@ class SweepDir:
     code = NamedFile("code")  # which every trial runs
     journal = NamedFile("journal.log")  # of Optuna
     wanted = NamedFile("wanted.json")  # how many trials the user wants
-    order = NamedFile("order.json")  # the user's last order
+    order = NamedFile("order.json")  # the user's last order: to stop the sweep, or to resume what was stopped
     state = NamedFile("state.json")  # as the conductor last wrote it
     lock = NamedFile(".lock")  # held by the process that conducts the sweep
     conductor = NamedFile("conductor.json")  # the process that conducts the sweep

@@ -106,7 +106,8 @@ class RunsOfTrials:
     def start(self, run_id: str, overrides: Sequence[str]) -> None:
         """Start a run with these overrides; do nothing if it was started before.
 
-        Raise NotYet while modules are being imported.
+        Raise NotYet while a process still imports, in advance, the modules that the ranks of all trials need, and
+        LaunchError if no run could be created.
         """
         if self._run(run_id) is not None:
             return  # by a conductor that was killed before it could see it

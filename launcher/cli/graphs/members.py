@@ -16,8 +16,8 @@ from launcher.status.derive import RunStatus
 
 
 def graph_called(ref: str | None) -> Graph | None:
-    """Return the graph whose id is `ref`, or the only one whose id begins with it; return None if there is none, or
-    `ref` is None.
+    """Return the graph whose id is `ref`, or the only one whose id begins with it; return None if there is none, if a
+    run outside the graph begins with it too, or if `ref` is None.
     """
     found = find_graph(ref) if ref is not None else None
     return Graph(found.id, found.path) if found is not None else None

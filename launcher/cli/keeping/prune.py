@@ -194,10 +194,11 @@ def _ask() -> None:
 
 
 def _carry_out(going: Sequence[Deletion], roots: set[Path]) -> int:
-    """Delete the folders of the runs and checkpoints in `going`; return the exit code. Then delete frozen code that no
-    run needs any more, from the folders in `roots`, each of which contains the folders of runs.
+    """Delete the runs and the checkpoints in `going`, then frozen code that no run needs any more, from the folders in
+    `roots`, each of which contains the folders of runs. Return the exit code: UNREACHABLE if another machine still
+    stores a part of a run, else OK.
 
-    A run that was resumed meanwhile is left as it is.
+    A run that was resumed since it was listed is left as it is, with all its checkpoints.
     """
     now = api.statuses([one.run for one in going])
     whole = list[api.Run]()

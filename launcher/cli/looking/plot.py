@@ -42,7 +42,9 @@ def letters(names: Sequence[str]) -> dict[str, str]:
 
 
 def in_letters(lines: Sequence[Sequence[tuple[str, str]]], names: Sequence[str]) -> list[str]:
-    """Return the lines of a plot as texts, with each curve's letter in place of its dots."""
+    """Return the lines of a plot as texts, with each curve's letter in place of its dots. A line is a list of (text,
+    name of the curve that it shows or "").
+    """
     known = letters(names)
     return ["".join(known[name] if name else text for text, name in line).rstrip() for line in lines]
 

@@ -65,8 +65,10 @@ class Joiner:
                 pass
 
     def _grown(self) -> tuple[int, ...]:
-        """Return the indexes of the nodes of a larger generation by group rank. Return () if the present one is as
-        large as the plan allows or is disturbed, if its ranks could not continue in place, or if no new node is usable.
+        """Return the indexes of the nodes of a larger generation by group rank, or () if none can be formed now.
+
+        That is so if the present one is as large as the plan allows or has made no step yet, if a stop, loss or failure
+        is being handled, if its ranks could not continue in place, or if no new node is usable.
         """
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or self._is_disturbed() or not attempt.pace.moves:

@@ -67,10 +67,11 @@ def fetch(
 
 
 def _newest_and_best(look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
-    """Fetch the newest and the best checkpoint; return lines about them.
+    """Fetch the newest and the best checkpoint to the run's folder of checkpoints on this machine; return lines for the
+    user about them.
 
-    `look` finds the machines that have checkpoints. Errors of checkpoints that could not be fetched are added to
-    `passed_over`.
+    `look` finds the machines that have checkpoints. If a checkpoint cannot be fetched, an older one is tried; if that
+    succeeds, the errors before are added to `passed_over`, else the first is raised (NotTransferred).
     """
     lines = _fetch_newest(look, None, "step", passed_over) or ["no checkpoint yet"]
     return lines + _fetch_newest(look, None, "best", passed_over)

@@ -71,7 +71,9 @@ class Given(msgspec.Struct, frozen=True, tag="given"):
 
 
 class InputEnds(msgspec.Struct, frozen=True, tag="input_ends"):
-    """The message that the command's stdin has ended."""
+    """The message that the visitor's input has ended, and with it the stdin of the command that it runs beside the
+    rank.
+    """
 
 
 class Resized(msgspec.Struct, frozen=True, tag="resized"):

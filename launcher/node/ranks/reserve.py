@@ -169,7 +169,9 @@ class Reserve:
         return "none is begun before each rank here has reported some steps" if self._generation < before else ""
 
     async def _begin(self, starter: Starter, start: Start) -> None:
-        """Start one process in reserve with `starter`, for ranks like those of `start`."""
+        """Start one process in reserve with `starter`, which can become a rank of generations with the sizes in
+        `start`; do not wait until it is ready.
+        """
         self._number += 1
         fifo = self._home.attempt.reserve(self._home.node.index, self._number)
         progress, control = Progress(), ControlPipe(control_of(fifo))

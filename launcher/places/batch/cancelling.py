@@ -49,8 +49,8 @@ class Cancelling:
             raise Unreachable(*error.lines, hint) from error
 
     def _end_jobs_without_new_submits(self) -> CancelReport:
-        """Hold off every process that might submit the run, end its jobs, and return the report. Raise Unreachable if
-        the scheduler does not answer, or a submit under way takes too long.
+        """End the run's jobs and return the report, while holding the submit lock, so that no process submits another
+        one. Raise Unreachable if the scheduler does not answer, or a submit under way takes too long.
         """
         with self._no_submit_under_way():
             return self._end_all()

@@ -28,7 +28,11 @@ Answers = list[ClusterAnswer | None]
 
 
 def look(queue: BatchSystem, attempts: Asked) -> Answers:
-    """Return the scheduler's answer about each attempt, or None for one that is still being submitted."""
+    """Return the scheduler's answer about each of `attempts`, pairs of a run and its attempt, in their order; None for
+    one that is still being submitted.
+
+    If the scheduler does not answer, the last recorded answers are returned, with the reason.
+    """
     handles = [read_record(attempt.handle, Handle) for _, attempt in attempts]
     try:
         jobs = queue.jobs()  # after the handles: a job that has one is in it

@@ -62,8 +62,10 @@ class GridEngineDoctor(BatchDoctor):
         return {name: _shown("-sp", name) for name in ask(["qconf", "-spl"]).out.split()}
 
     def _usable(self, chosen: Mapping[str, str]) -> dict[str, int]:
-        """Return {name: slots per host} of the chosen parallel environment if it is usable, or of all usable ones if
-        none is chosen.
+        """Return {name: slots per host} of the parallel environment `chosen["pe"]` if it is usable, or of all usable
+        ones if that key is missing.
+
+        One is usable if it gives a job a fixed number of slots per host and lets it start programs there.
         """
         known = self._environments()
         return usable({chosen["pe"]: known.get(chosen["pe"], {})} if "pe" in chosen else known)
@@ -94,8 +96,8 @@ def pe_findings(environments: Mapping[str, Mapping[str, str]]) -> Iterator[Findi
 
 
 def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a warning for each setting of the qmaster (`settings`) or the scheduler that keeps the jobs of a lost host
-    or any job from being requeued, or hides why jobs wait.
+    """Yield a warning for each setting that is bad for runs: one of the qmaster (in `settings`) by which jobs, or those
+    of a lost host, cannot be requeued, or one of the scheduler (in `scheduler`) by which nobody sees why jobs wait.
     """
     if settings.get("reschedule_unknown", "00:00:00") in ("00:00:00", "0:0:0"):
         text = "jobs of a lost first host are not put back (reschedule_unknown 0)"

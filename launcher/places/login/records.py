@@ -151,8 +151,9 @@ def answer_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
 
 
 def _cluster_answer(news: RunNews, last: ClusterAnswer | None) -> ClusterAnswer:
-    """Return the login node's answer in the form of any cluster; if the login node does not know the state, with the
-    state's name and time from the answer `last` (None for none).
+    """Return the login node's report as the answer of a cluster. If the login node does not know the state, the state's
+    name and time are those of the answer `last` (None for none). A run that has ended counts as running until all its
+    events are here.
     """
     at = time.time()
     match news.state:

@@ -68,7 +68,7 @@ class PbsCluster(BatchCluster):
 class PbsSystem(BatchSystem):
     """PBS as a batch system: its command lines, and the parsing of their output."""
 
-    kind, called, ask = "pbs", CALLED, staticmethod(ask)
+    kind, called, ask = "pbs", CALLED, staticmethod(ask)  # its name in a spec, and for users; runs a command
     submits = ("qsub",)  # submits the script, its last argument
     sees, ends, releases = "qstat -x -f", "qdel", "qrls"  # by which a user shows, ends, releases a job
     starts = ("pbs_tmrsh",)  # starts a program on another host of the job

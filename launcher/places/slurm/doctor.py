@@ -91,7 +91,7 @@ def _site(request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
 
 
 def _accounting_problem(config: site.Config) -> str:
-    """Return why sacct shows this user nothing, or "" if it does."""
+    """Return why the cluster's accounting does not answer this user through sacct, or "" if it does."""
     if config.accounting is False:
         return "there is none"
     try:

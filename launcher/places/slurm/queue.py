@@ -174,7 +174,9 @@ class SlurmSystem(BatchSystem):
         ask(cancel(job))
 
     def fate(self, job: str) -> Fate:
-        """Return what Slurm is doing with the job whose batch process was asked to exit, by scontrol."""
+        """Return what Slurm is doing with the job of this process, which was asked to exit, by scontrol: it may be
+        requeued, preempted, out of time or cancelled.
+        """
         return fate_of(ask(show_job(job), in_job=True).out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 
     def puts_back_within_s(self, plan: Plan, job: str) -> float | None:
@@ -265,7 +267,7 @@ class SlurmSystem(BatchSystem):
         return steps.role_processes(whole, plan, attempt, self.this_start().job)
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:
-        """Return the state of these nodes by name, by scontrol."""
+        """Return the state of these nodes by name, by scontrol; nodes that it does not show are left out."""
         known = read_nodes(ask(show_nodes(hosts), limit_s=limit_s, in_job=True).out)
         return {host: _node_answer(known[host]) for host in hosts if host in known}
 

@@ -74,7 +74,9 @@ class SshCluster(Place):
         release(run, attempt)
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """Return the hosts of the pool, each with its free GPUs and the runs that occupy the others."""
+        """Return the hosts of the pool in `spec.ssh`, each with its free GPUs and the runs that occupy the others. A
+        host that cannot be examined has the state unknown, and the error as its text.
+        """
         found, troubles = pool.surveyed(spec.ssh)
         return [
             _now(found[host.name])

@@ -160,7 +160,7 @@ def _short(value: float) -> float:
 def thumbnail(values: Sequence[float], most: int) -> list[float | None]:
     """Return at most `most` evenly spaced values with the last one, for the small curve in a row of the table.
 
-    None stands for a value that is not finite.
+    None stands for a value that is missing or not finite.
     """
     if len(values) > most:
         values = [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]

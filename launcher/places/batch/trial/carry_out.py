@@ -59,8 +59,8 @@ def all_findings(
     """Yield the findings about a site (`site` returns how to submit a trial, or None), then those of a trial on nodes
     if one is requested, then those about shared folders.
 
-    `words` are the names of the batch system for texts; `tell` is called with a line of text before steps that take
-    long.
+    If the scheduler does not answer, a finding that says so takes the place of the rest about site and trial. `words`
+    are the names of the batch system for texts; `tell` is called with a line of text before steps that take long.
     """
     seen_on: list[str] | None = None
     try:

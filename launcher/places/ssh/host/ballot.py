@@ -74,7 +74,7 @@ class Ballot:
         return Records(self.voter.newest.attempt, length, digest)
 
     def _history_size(self) -> tuple[int, str]:
-        """Return (length in bytes of all intact records in the history, their digest)."""
+        """Return (length in bytes of all intact records in the history, without line ends; their digest)."""
         try:
             lines = [line for line in self._run.events.read_bytes().split(b"\n")[:-1] if _is_event(line)]
         except FileNotFoundError:
@@ -171,7 +171,7 @@ class Ballot:
 
     def before(self) -> tuple[OpeningSaid, ...]:
         """Return the accepted attempts without the newest: the last settled one, then those that are not known to be
-        settled.
+        settled; each as its number, leader and voters, for a message.
         """
         return tuple(
             OpeningSaid(one.attempt, one.leader, tuple(sorted(one.voters))) for one in self.voter.openings[:-1]

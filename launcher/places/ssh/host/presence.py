@@ -100,8 +100,8 @@ def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
 
 
 def decided(run: RunDir) -> AttemptDir | None:
-    """Return the newest attempt, or None if the run has none, once its supervisor was told to begin or has exited. Wait
-    for that, and raise LaunchError after five seconds.
+    """Wait until the run's supervisor on this host was told to begin its newest attempt, or has exited, and return that
+    attempt, or None if the run has none here. Raise LaunchError if neither happens within five seconds.
     """
     deadline = time.monotonic() + _DECIDES_S
     while True:

@@ -311,11 +311,11 @@ class RecordReplicator:
         return []
 
     def _send_events(self, name: str, copied: KeptRecord, whom: list[int], size: int) -> list[int]:
-        """Send the hosts `whom` the events that each lacks of the first `size` bytes of a history; return the hosts
-        that then have all of them.
+        """Send each of the hosts `whom`, which are numbers, the next events that it lacks of the first `size` bytes of
+        the history `copied`, at most 256 KiB in one call; return the hosts that then have all of them.
 
-        A host that refuses a part may have lost what comes before it, as this host may have; then everything is sent
-        again.
+        `name` is the history's name in messages. A host that refuses a part may have lost what comes before it, as this
+        host may have; then later calls send everything again.
         """
         done = []
         for number in whom:

@@ -122,8 +122,10 @@ class Readiness:
         return ""
 
     def begin_late(self, attempt: int) -> None:
-        """Begin because the leader has begun; raise Fenced if this host had not prepared, as the run then continues
-        without it.
+        """Record that this host begins the attempt, because the leader reports that it has begun: its message to begin
+        was missed.
+
+        Raise Fenced if this host had not prepared, as the run then continues without it.
         """
         with self._lock:
             if not self.prepared:
