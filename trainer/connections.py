@@ -163,9 +163,10 @@ class Connections:
             self._group = group
 
     def check_arrived(self, device: torch.device) -> None:
-        """Wait for the device's queued work.
+        """Wait for the device's queued work, which includes the collectives.
 
-        Raises DistNetworkError if the group was cut meanwhile: messages of other ranks are missing then.
+        Raises DistNetworkError if the connections have been cut because launch asked the ranks to connect anew:
+        messages of other ranks are missing then.
         """
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()

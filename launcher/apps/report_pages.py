@@ -31,7 +31,7 @@ def bullets(lines: Iterable[str]) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return an HTML table; heads and cells are text."""
+    """Return an HTML table; heads and cells are plain text, which is escaped here."""
     head = "".join(f"<th>{html.escape(cell.capitalize())}</th>" for cell in heads)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -57,8 +57,9 @@ class Stragglers:
                     self._clocks[rank.node] = clock
 
     def check(self) -> None:
-        """Ask all ranks every `EVERY_S` seconds, and evaluate their answers once all have come or `ANSWER_S` seconds
-        have passed. Call it on every event while all ranks run.
+        """Ask all ranks every `EVERY_S` seconds, first `FIRST_S` seconds after their start, and evaluate their answers
+        once all have come or `ANSWER_S` seconds have passed. Do nothing if ranks are not watched for hangs. Call it on
+        every event while all ranks run.
         """
         attempt, mono = self._attempt, self._attempt.mono
         if attempt.rules.hang_after_s is None:

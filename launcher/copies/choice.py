@@ -82,5 +82,7 @@ def _silent(nodes: Sequence[int]) -> str:
 
 
 def _saves(inventories: Inventories, kind: Kind) -> list[SaveOnDisks]:
-    """Return all checkpoints of this kind, the oldest first, each with the nodes that have its files."""
+    """Return all checkpoints of this kind that some node has committed, the oldest first, each with the nodes that have
+    its files.
+    """
     return committed_over(((node, held) for node, held in sorted(inventories.items()) if held is not None), kind)

@@ -13,8 +13,8 @@ _watchers: list[Callable[[str], None]] = []
 
 
 def listen(show: Callable[[str], None], *, watching: bool = False) -> None:
-    """Call `show` with every line from now on; with `watching`, also with lines about progress, which soon become
-    outdated.
+    """Call `show`, besides earlier listeners, with every line from now on; with `watching`, also with lines about
+    progress, which soon become outdated.
     """
     _listeners.append(show)
     if watching:

@@ -211,7 +211,7 @@ def rank_environment(start: Start, local_rank: int, progress: str, error_file: s
     ranks and sizes, MASTER_ADDR, and its report files.
 
     `start` is the coordinator's order to start the ranks of a generation. `progress` is the path of the FIFO on which
-    the rank reports, `error_file` the one to which torch's `@record` writes its exception.
+    the rank reports, `error_file` the path of the file to which torch's `@record` writes the rank's exception.
     """
     rank = str(start.first_rank + local_rank)
     return {

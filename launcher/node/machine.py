@@ -25,8 +25,9 @@ def this_machine(environ: Mapping[str, str], devices: Path = Path("/dev")) -> Ma
 
 
 def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
-    """Return the names of the GPUs that a rank could use: the entries of `visible` (CUDA_VISIBLE_DEVICES), or if that
-    is None the numbers of the device files.
+    """Return the names of the GPUs that a rank could use: the entries of `visible` (CUDA_VISIBLE_DEVICES) up to a -1,
+    or if that is None the numbers from 0 on, one for each nvidiaN in the folder `devices`. Return none without such a
+    file, whatever `visible` says.
     """
     numbers = sorted(int(found[1]) for entry in os.listdir(devices) if (found := _DEVICE.fullmatch(entry)))
     if visible is None or not numbers:

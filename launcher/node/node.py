@@ -402,8 +402,8 @@ class NodeAgent:
         return group.pids if group is not None else {}
 
     async def _watch_lease(self) -> None:
-        """End the agent once the lease has expired. Do nothing if the time for which this node is suspended never
-        counts for its lease, as no other node can replace it: the watchdog alone then ends the agent.
+        """End the agent once the lease has expired. Do nothing if no other node can replace this one: a lease that
+        expires while the machine is suspended is forgiven then, and only the watchdog ends the agent.
         """
         if self._watchdog.slept is not AfterSuspend.FORGIVEN:
             await self._line.wait_until_expired(LeaseWatch(self._watchdog.slept))

@@ -139,7 +139,9 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def nodes_vary(self) -> bool:
-        """Whether other nodes may take part in the next generation: spares can replace some, or fewer suffice."""
+        """Whether the next generation may have other nodes than the present one, as there are spares, or as the run
+        may continue on fewer nodes.
+        """
         nodes = sum(not node.votes_only for node in self.nodes)
         return self.nodes_max > 1 and (nodes > self.nodes_max or self.nodes_min < self.nodes_max)
 

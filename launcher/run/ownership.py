@@ -94,7 +94,9 @@ def _problem_of(path: Path, below: Path, trusted: Collection[int] | None) -> str
 
 
 def _open_to_others(status: os.stat_result) -> bool:
-    """Return whether others may write to the folder with this status and it is not sticky."""
+    """Return whether other users may write to the file or folder with this status, by the rights of all or of a group
+    that is not private to this user. A folder's sticky bit is not considered.
+    """
     if not status.st_mode & stat.S_IWGRP or _is_private(status.st_gid):
         return bool(status.st_mode & stat.S_IWOTH)
     return True

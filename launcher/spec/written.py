@@ -27,10 +27,8 @@ def written(spec: object) -> str:
 
 
 def _plain(value: Any) -> object:
-    """Return a value that msgspec cannot convert as plain data: a path, a mapping of another type, or a number of an
-    array.
-
-    Raise TypeError for all other values.
+    """Return plain data for a value that msgspec cannot convert: the text of a path, a dict for another mapping, or a
+    Python number for a number of numpy or torch. Raise TypeError for all other values.
     """
     if hasattr(value, "__fspath__"):
         return value.__fspath__()

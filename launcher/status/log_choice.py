@@ -54,7 +54,9 @@ def begin_at(log: Path, choice: LogChoice) -> tuple[int, int]:
 
 
 def _offset_at(log: Path, moment: float) -> int:
-    """Return the length in bytes that the log had at its last recorded time before `moment`."""
+    """Return the length in bytes that the log had at the last time before `moment` that its `.times` file records, or
+    0 if it records none.
+    """
     before = 0
     for offset, at in read_notes(log):
         if at >= moment:

@@ -88,8 +88,8 @@ def steps_to_fetch(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
 def _problems(
     step: str, other: str, word: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (reason, hint) if `step` could not read the output `word`, such as `checkpoints`, of the step `other` where
-    it runs.
+    """Yield (reason, hint) if `step`, on the machine where it will run, could not read the output `word` of the step
+    `other`, such as its `checkpoints`, because of their disks.
 
     `needs` has the steps that each step needs directly, and `wishes` the request of each step.
     """

@@ -297,8 +297,8 @@ def _no_gpus_asked(wish: Request, machine: Machine) -> str:
 
 
 def _no_buddies(wish: Request, machine: Machine) -> str:
-    """Return a warning if `checkpoint.buddy`, second copies of snapshots in another node's memory, has no effect on the
-    cluster, else "".
+    """Return a warning if the spec sets `checkpoint.buddy` (second copies of snapshots in another node's memory) and it
+    has no effect, because the hosts share no disk and keep second copies on their disks; else "".
     """
     if not (wish.spec.checkpoint.buddy and machine.disks_apart):
         return ""

@@ -150,7 +150,10 @@ class SaveGroup:
             raise
 
     def _send_down(self, message: bytes | None) -> RuntimeError | None:
-        """Send the message to all children in the tree; return the last error, or None if all got it."""
+        """Send the message to all ranks directly below this one in the tree, and None as a notice that it is lost.
+
+        An error with one does not keep it from the others; return the last error, or None if there was none.
+        """
         lost = None
         for place in (place for level in reversed(self.children) for place in level):
             try:

@@ -150,7 +150,10 @@ def decode(data: bytes) -> Manifest:
 
 
 def chunk_bytes(entry: TensorEntry, chunk: Chunk) -> int:
-    """Return the size in bytes of one part (`chunk`) of the tensor `entry`; all parts of a row have that size."""
+    """Return the size in bytes of the part `chunk` of the tensor `entry`.
+
+    If the Chunk stands for a row of several parts, which are equal in size, it is the size of each.
+    """
     return math.prod(chunk.lengths) * ITEM_BYTES[entry.dtype]
 
 

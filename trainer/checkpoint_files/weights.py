@@ -137,9 +137,10 @@ def averaged(manifest: Manifest) -> Manifest:
 
 
 def entries_of(manifest: Manifest, model: str | None = None) -> dict[str, TensorEntry]:
-    """Return a model's tensors by their names in it. Raises TrainerError if it is unclear which model is meant.
+    """Return a model's tensors by their names in it.
 
-    `model` is its name, and is needed if the checkpoint has several.
+    `model` is its name in the checkpoint; None means the only model of a checkpoint that names none. Raises
+    TrainerError if the checkpoint has no such model, or names models and `model` is None.
     """
     kept = {
         name.removeprefix(_OF_MODEL): entry for name, entry in manifest.tensors.items() if name.startswith(_OF_MODEL)

@@ -68,9 +68,11 @@ class Indexed:
         return self._length if self._length - done < least else done
 
     def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:
-        """Check a saved state against the present settings, and return how many samples of `epoch` are done.
+        """Check a saved state, as `state_dict` returned it, against the present settings.
 
-        Raises BadSettings if the order would be another one in the middle of an epoch.
+        `done` is how many samples of `epoch`, over all ranks, were done when it was saved; return how many count as
+        done now: `done`, or all if that epoch was over. Raises BadSettings if the length, seed or shuffling has changed
+        in the middle of an epoch.
         """
         if done >= state["length"]:
             return self._length  # that epoch is over, whatever the next ones are like

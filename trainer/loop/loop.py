@@ -388,7 +388,11 @@ class Loop:
             [self.out_of_time] = self.late.vote(self.progress.step, [self.progress.seconds >= limit])
 
     def _validation_is_due(self) -> bool:
-        """Return whether to validate after this step: as `validate_every` says, or because the training is over."""
+        """Return whether to validate after this step.
+
+        It is so if the step is a multiple of `validate_every`, where that is a number, or if the training is over. The
+        caller that ends an epoch decides whether to validate then.
+        """
         every, step = self.training.settings.validate_every, self.progress.step
         return (isinstance(every, int) and step % every == 0) or self._is_over()
 

@@ -43,7 +43,7 @@ class MarkedPhases:
         return self._phases.so_far()
 
     def go_on_from(self, spent: Spent) -> None:
-        """Continue counting as if `spent`, a result of `take`, had passed before."""
+        """Continue counting as if the time in `spent`, which an earlier `take` returned, had passed already."""
         self._phases.go_on_from(spent)
 
 

@@ -289,7 +289,9 @@ class Trainer:
         best: bool = False,
         world: World | None = None,
     ) -> list[Any]:
-        """Return the result of `answer(model, batch)` for each batch of `data`, in order, on the CPU of all ranks.
+        """Return the result of `answer(model, batch)` for each batch of `data`, in the order of the data.
+
+        The ranks share the work, and each returns the results of all, with tensors on the CPU; all ranks call it.
 
         The weights are those of the newest complete checkpoint. `best` or `step` chooses the best checkpoint, or that
         of a step, instead. Without a checkpoint they are those that the model has. By default `answer` calls the model

@@ -47,7 +47,10 @@ def _owns_all(block: nn.Module, everywhere: Counter[int]) -> bool:
 
 
 def _contained(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules inside containers (Sequential, ModuleList and the like), outermost first."""
+    """Yield the children of containers (Sequential, ModuleList and the like), in the order of the model.
+
+    A child that only holds other containers or blocks is entered instead; nothing inside a yielded module is yielded.
+    """
     for child in module.children():
         if _only_contains(child) or type(module) not in _CONTAINERS:
             yield from _contained(child)

@@ -235,7 +235,11 @@ class Pipeline:
         return f"pp {self.world.stages} ({self.settings.pp_schedule}, {self.layers} layers)"
 
     def summary_of_step(self, samples: int) -> str:
-        """Return a description of a step with so many samples per rank, with a drawing."""
+        """Return lines about a step with `samples` samples per rank.
+
+        They have the number of micro-batches, the share of the step in which stages wait for others, the timetable (for
+        up to 8 micro-batches), and how the model was cut.
+        """
         micros, ranks, kind = self.micro_batches(samples), self.world.stages, self.settings.pp_schedule
         way = kind if fits(kind, ranks, micros) else f"gpipe, as there are too few of them for {kind}"
         share = bubble(kind, ranks, micros)

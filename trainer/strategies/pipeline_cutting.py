@@ -43,7 +43,10 @@ class Cut:
         return [one / sum(self.seconds) for one in self.seconds]
 
     def summary(self) -> str:
-        """Return how it was cut as text: `by measured time: embedding to blocks.0 47 %, blocks.1 to head 53 %`."""
+        """Return as text how the model was cut: `by measured time: embedding to blocks.0 47%, blocks.1 to head 53%`.
+
+        After the first and last part of each stage comes its share of the measured time of all stages, if known.
+        """
         better = self.otherwise is not None and self.otherwise > max(self.shares, default=1.0)
         beside = f"; by layers the slowest would have {self.otherwise:.0%}" if better else ""
         return f"{_IN_WORDS.get(self.way, 'as given')}: {', '.join(self._stages())}{beside}"

@@ -126,7 +126,10 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
 
 
 def _mesh_problems(settings: StrategySettings, world: World) -> Iterator[str]:
-    """Yield a message for each setting that does not go with pipeline or tensor parallelism, or needs it."""
+    """Yield a message for each setting that does not go with the pipeline or tensor parallelism of `world`.
+
+    Yield one also for a setting that needs one of these and is set without, and for an unknown `pp_schedule`.
+    """
     staged, divided = world.stages > 1, world.tp_size > 1
     dimensions = " and ".join(name for name, there in (("pp", staged), ("tp", divided)) if there)
     others = _NOT_STAGED if staged else _NOT_WITHOUT_STAGES

@@ -107,7 +107,10 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = Fal
 
 
 def return_whole_outputs(module: nn.Module) -> None:
-    """Make the module return whole tensors on each rank, even where its logits are divided."""
+    """Make the module return whole tensors on each rank.
+
+    A hook after its forward pass gathers each DTensor in the output, such as logits that are divided over ranks.
+    """
 
     def put_together(_: nn.Module, __: object, given: Any) -> Any:
         """Return the output with each DTensor made whole, as a hook after the forward pass."""

@@ -124,12 +124,11 @@ class _Measuring:
     def carry_out(
         self, wanted: Sequence[Configuration], scalings: Sequence[str], rounds: int, spec: str, *, keep: bool
     ) -> ScalingReport:
-        """Measure every configuration in each round, and return the report; `spec` is the spec file as the report names
-        it.
+        """Measure the configurations in `wanted`, and return the report, which names the spec file as `spec`.
 
-        `scalings` are the kinds of scaling to report: strong, weak, or the only one of a script without the trainer's
-        options. In several rounds, other load on the machines affects all configurations alike. Runs are removed,
-        unless `keep` or if they failed.
+        Each of `rounds` rounds runs every configuration once, except those that could not be measured before; this way
+        other load on the machines affects all alike. `scalings` are the kinds of scaling to report: strong, weak, or
+        the only one of a script without the trainer's options. Runs are removed, unless `keep` or if they failed.
         """
         began = time.monotonic()
         many = len(wanted) * rounds

@@ -65,7 +65,9 @@ class Trials(Protocol):
         """Wait for `seconds`, or until a run that was active at the last call of `look` has ended."""
 
     def reports(self, run_id: str) -> Reports:
-        """Return the values (step, value) of the sweep's metric that a run has reported, in order."""
+        """Return (step, value) for each step at which the run has reported the sweep's metric, by ascending step; empty
+        if there is none.
+        """
 
     def cancel(self, run_id: str) -> None:
         """Cancel a run. Its checkpoint is kept."""
@@ -149,7 +151,9 @@ class RunsOfTrials:
             time.sleep(min(left, pause))
 
     def reports(self, run_id: str) -> Reports:
-        """Return the values (step, value) of the sweep's metric that the run has reported; empty if there are none."""
+        """Return (step, value) for each step at which the run has reported the sweep's metric; empty if there is none,
+        or no such run.
+        """
         run = self._run(run_id)
         if run is None:
             return ()

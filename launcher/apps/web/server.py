@@ -52,7 +52,9 @@ class WebServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections, close those without a request, and wait until the others were answered."""
+        """Stop accepting connections, close those from which no whole request has come, and wait until the others were
+        answered.
+        """
         for door in self.servers:
             door.close()
         self._dismiss()

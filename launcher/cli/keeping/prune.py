@@ -154,7 +154,8 @@ def _others(one: api.Run, keep: str | int) -> list[Path]:
     """Return the folders of checkpoints to be deleted: all but the best one (`keep` is `best`), the newest one
     (`newest`), or the `keep` newest ones (a number).
 
-    A usable checkpoint is always kept; if there is none, nothing is deleted.
+    Only usable checkpoints count as best or newest; without one of the kind asked for, another usable one is kept. If
+    none is usable, nothing is deleted.
     """
     there = list(checkpoints(RunDir(one.path)))
     usable = [checkpoint for checkpoint in there if checkpoint.state in _USABLE]

@@ -175,7 +175,10 @@ def _changes(title: str, one: CodeComparison, most: int | None) -> list[str]:
 
 
 def _diff(changes: Sequence[FileChange], most: int | None) -> list[str]:
-    """Return at most `most` lines of the diff of the changed files, or all for None."""
+    """Return the diff of the changed files as lines after a blank one, or none if no file has a diff.
+
+    With `most`, it is cut to that many lines, then lines say how many are left out and how to see all.
+    """
     with_lines = [change for change in changes if change.diff]
     lines = shown(with_lines, most)
     cut_short = most is not None and len(lines) > most

@@ -37,7 +37,7 @@ def plot(curves: Mapping[str, Curve], width: int, height: int) -> list[list[tupl
 
 
 def letters(names: Sequence[str]) -> dict[str, str]:
-    """Return {name: the letter that stands for the curve without colours}."""
+    """Return {name: the letter that stands for the curve without colours}; curves beyond the last letter share."""
     return {name: _LETTERS[index % len(_LETTERS)] for index, name in enumerate(names)}
 
 

@@ -113,8 +113,10 @@ class HotOpener:
         return self._obstacle(self._members(self._attempt.current, leave), leave)
 
     def _members(self, generation: Generation, lost: set[int]) -> tuple[int, ...]:
-        """Return the indexes of the nodes by group rank that follow the members of `generation`, the open one, once
-        those in `lost` are gone: survivors keep their places, and spares fill the others as far as there are spares.
+        """Return the members of the next generation, as node indexes in the order of their group rank.
+
+        They are those of `generation`, the open one, without the nodes in `lost`, whose places spares take; places for
+        which there is no spare are closed.
         """
         nodes = self._attempt.nodes
         if not lost:

@@ -37,8 +37,10 @@ class CheckpointHolder(Protocol):
         """
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Store the file `name` (`size` bytes, which `pieces` yields) of a checkpoint on that machine; raise
-        LaunchError, with Exit.DAMAGED if the file does not match the manifest.
+        """Store the file `name` (`size` bytes, which `pieces` yields) of the checkpoint `wanted`, whose manifest is
+        `manifest`, on that machine.
+
+        Raise LaunchError if that fails, with the exit code Exit.DAMAGED if the file does not match the manifest.
         """
 
 

@@ -33,11 +33,11 @@ _GDB_FRAME = re.compile(r"#\d+ +(?:0x[0-9a-f]+ in )?(.*)")
 
 
 def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[RankLook]:
-    """Return the looks, with the native stack added to each whose rank runs or sleeps, as far as a tool may trace it,
-    which stops the rank for a moment. Take at most `bound_s` seconds.
+    """Return the looks, with the native stack added to each whose rank runs or sleeps. Take at most `bound_s` seconds.
 
-    gdb is used only for a rank that did not answer, because it stops the process for long. If a tool fails, the stack
-    is one line that says why.
+    py-spy stops the rank for a moment. Without it gdb is used, but only for a rank that did not answer, because gdb
+    stops the process for long. If a tool fails or may not trace the rank, the stack is one line that says why; without
+    a tool it stays empty.
     """
     until = time.monotonic() + bound_s
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:

@@ -185,9 +185,11 @@ class ThisCluster:
 
 
 def _noted(run: RunDir, attempt: AttemptDir) -> str:
-    """Return the name of the cluster to which the run's newest job was submitted, or "" if none is recorded.
+    """Return the cluster to which the run's newest job was submitted, by the name that its controller gives it, or ""
+    if none is recorded.
 
-    After a requeue the record is that of an earlier attempt, in the same job.
+    The newest record of `attempt` and of those before it counts: after a requeue it is an earlier attempt's, in the
+    same job.
     """
     for number in range(attempt.number, 0, -1):
         one = run.attempt(number)

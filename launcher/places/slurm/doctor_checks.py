@@ -249,8 +249,8 @@ def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[st
 
 
 def kill_wait_finding(kill_wait_s: float | None) -> Finding:
-    """Return the finding about KillWait, the time between SIGTERM and SIGKILL. `kill_wait_s` is None if Slurm does not
-    show it.
+    """Return the finding about KillWait, the seconds that Slurm leaves between SIGTERM and SIGKILL: a warning if they
+    are fewer than the default of `recovery.grace`, or None, as Slurm does not show them.
     """
     grace_s = _RULES.grace_s
     if kill_wait_s is None:

@@ -45,8 +45,8 @@ class SshCluster(Place):
         self._not_mended: dict[str, LaunchError] = {}
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return the fewest GPUs and cores among the pool's hosts that can take part, which are examined once; raise
-        LaunchError if none can be examined.
+        """Return the fewest GPUs and cores among the hosts of the spec's pool that have the GPUs which it asks for per
+        node (`offered` has the rule). Hosts that cannot be examined are ignored; raise LaunchError if none can be.
         """
         if self._pool != spec.ssh or not self._found:
             self._found = _survey_pool(spec.ssh)

@@ -45,8 +45,8 @@ Note = Callable[[str, Message, Recipient, str], None]
 
 
 def pause_after(tries: int, after_s: float = 0.0) -> float:
-    """Return the seconds to wait after `tries` failed tries; at least `after_s`, for which the recipient's server may
-    have asked.
+    """Return the seconds to wait after `tries` failed tries: twice as many after each, at least `after_s`, for which
+    the recipient's server may have asked, and at most LONGEST_PAUSE_S (five minutes).
     """
     doubled_s: float = _FIRST_PAUSE_S * 2 ** min(tries - 1, _DOUBLINGS)
     return min(max(doubled_s, after_s), LONGEST_PAUSE_S)

@@ -183,7 +183,7 @@ class AllRuns:
 
     def draw(self, until: float) -> RowChanges:
         """Read metrics for the small curves of runs whose files have changed, active runs first, until the monotonic
-        time `until`; return the changed rows.
+        time `until`; the next call continues with the rest. Return the changed rows.
         """
         outdated = [self._known[run_id] for run_id in self._outdated]
         for known in sorted(outdated, key=lambda one: (one.status.state.ended, -one.status.submitted_at)):

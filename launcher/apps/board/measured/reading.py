@@ -110,7 +110,9 @@ class GrowingLines:
 
 
 class GlimpsedLines(GrowingLines):
-    """A reader that samples a long file: it returns evenly spread lines and the last ones."""
+    """A reader that samples a long file: it returns the whole lines in `places` + 1 evenly spread pieces of
+    `place_bytes` each, the first and the last of the file included. A file no longer than the pieces is read whole.
+    """
 
     def __init__(self, path: Path, attempt: int, places: int, place_bytes: int) -> None:
         super().__init__(path, attempt)

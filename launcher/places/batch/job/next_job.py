@@ -237,8 +237,8 @@ class NextJob:
 
 
 def _may_submit(queue: BatchSystem) -> bool:
-    """Return whether jobs may be submitted from this host. Return True if the scheduler does not answer, because it may
-    accept one later.
+    """Return whether the scheduler lets this host submit jobs. Return True if the scheduler does not answer now, as it
+    may accept a job later.
     """
     try:
         return queue.may_submit()

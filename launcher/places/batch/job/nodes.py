@@ -92,8 +92,8 @@ def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float
 
 
 def is_back(plan: Plan, attempt: AttemptDir, lost: Exclusion) -> bool:
-    """Return whether a new agent runs on the lost host and its machine answers, so that only the network to it was
-    interrupted.
+    """Return whether the host `lost.host` is back: an agent has started there since the loss, and the machine answers,
+    so that only the network to it was interrupted. Wait up to two seconds for the agent's record.
     """
     node = next((node.index for node in plan.nodes if node.host == lost.host), None)
     if node is None or not attempt.agent(node).exists():

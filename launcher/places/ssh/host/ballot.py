@@ -156,8 +156,10 @@ class Ballot:
         self.keep(self.voter.settle(Settle(said.attempt, said.node)))
 
     def join(self, said: OpenAttempt) -> None:
-        """Record that this host, which was lost, works in the running attempt `said`. It accepts the attempt later, if
-        it is one of its voters and has received the history.
+        """Record that this host, which was lost and is back, takes part in the running attempt `said`.
+
+        The host does not accept the attempt by that. It does so later, if it is one of the attempt's voters and has
+        received the history.
         """
         self._joined = (said.attempt, said.node)
 
@@ -216,7 +218,9 @@ class Ballot:
         )
 
     def _is_sound(self, said: OpenAttempt) -> bool:
-        """Return whether the attempt names only hosts of this run, each once, its leader first."""
+        """Return whether the attempt names only hosts of this run, each once, its leader first, and lists as `before`
+        only attempts with lower numbers, each led by one of its voters.
+        """
         names, all_ = (*said.hosts, *said.away), range(len(self.hosts))
         openings = all({one.leader} <= {*one.voters} <= {*all_} and one.attempt < said.attempt for one in said.before)
         known = len({*names}) == len(names) and {*names} <= {*self.hosts} and said.node in all_

@@ -56,8 +56,8 @@ class HostSupervisor(Strategy):
     """
 
     def boot(self) -> bytes:
-        """Return the line for the process that started this one, which tells it the port on which this supervisor
-        listens.
+        """Read the attempt's state, start to listen for the other hosts' supervisors, and return the line with the
+        port, which is for the process that started this one.
         """
         number, node = int(self.words[0]), int(self.words[1])
         self._supervisor, self._wakeup = SupervisorState(self.run, number, node), Wakeup()
@@ -123,7 +123,8 @@ def _done(supervisor: SupervisorState, work: Callable[[], int]) -> int:
 def _wait_for_go(supervisor: SupervisorState, go: BinaryIO) -> bool:
     """Read the other supervisors' addresses from `go`, then the message to begin; return True once it came.
 
-    If the submitter exits before that, return whether another supervisor was told to begin.
+    If the submitter exits before that, ask the other supervisors for up to half a minute, and return whether one of
+    them was told to begin.
     """
     knows = False
     for line in go:

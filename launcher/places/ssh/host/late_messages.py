@@ -127,10 +127,10 @@ def _until_informed(
 
 
 def _among(peers: Sequence[Peer], key: bytes) -> SupervisorRpc:
-    """Return the object that asks the other supervisors. This host is the first of `peers` at whose address this
-    machine can listen; raise OSError if it can at none.
+    """Return the connection object over which this process asks the run's other supervisors.
 
-    `key` is derived from the run's secret, by which they trust each other.
+    `peers` are all supervisors; this host's is the first at whose address this machine can listen. Raise OSError if it
+    can listen at none. `key`, derived from the run's secret, authenticates messages.
     """
     problem: OSError | None = None
     for number, peer in enumerate(peers):

@@ -364,11 +364,11 @@ def announced_end(supervisor: SupervisorState) -> AttemptEnd | None:
 
 
 def end_as_announced(supervisor: SupervisorState) -> AttemptEnd | None:
-    """Write that the run ends with the present attempt if an earlier attempt's leader announced that; return the end,
-    or None if none did.
+    """End the run if the leader of an earlier attempt announced how it ends: write that as the end of the present
+    attempt, and return it. Return None if none announced it.
 
-    This host leads the attempt. Enough voters have accepted it, with the announcement in its history, so that every
-    later leader has that, too, and ends the run in the same way.
+    This host leads the present attempt. Enough voters have accepted this attempt, with the announcement in its history,
+    so that every later leader has the announcement too and ends the run in the same way.
     """
     run, attempt = supervisor.run, supervisor.attempt
     announced = announcement(supervisor, before=attempt.number)
@@ -444,11 +444,12 @@ def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None
 
 
 def ranks_end(supervisor: SupervisorState, took: Collection[int], *, leads: bool) -> float:
-    """Return the time, in seconds since this host's boot, from which no ranks of this attempt run on hosts that are not
-    in `took`, because these have not accepted the next attempt.
+    """Return the time, in seconds since this host's boot, from which no ranks of this attempt run on hosts that have
+    not accepted the next one: now if these hosts are known to have ended their ranks, else a lease from now.
 
-    `leads` says that this host leads the attempt. A leader that was replaced has ended its own ranks before another was
-    elected.
+    Return 0.0 if the attempt has not begun or the hosts share a disk: nothing has to be waited for then. `took` has the
+    numbers of the hosts that accepted the next attempt. `leads` says that this host leads this attempt; a leader that
+    was replaced has ended its own ranks before another was elected.
     """
     if not (supervisor.ready.began and supervisor.plan.disks_apart):
         return 0.0

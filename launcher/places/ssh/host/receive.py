@@ -92,8 +92,8 @@ class AttemptReceiver:
 
 
 def come_back(run: RunDir) -> str:
-    """Start a missing supervisor of a run again, to take part in the attempt that continues elsewhere; return why not,
-    or "" if it was started.
+    """Start the run's supervisor on this host again if it is missing, to take part in the attempt that continues on the
+    other hosts; return "" if it was started, else why not (it runs already, or nothing of the run is open here).
     """
     from launcher.supervisor.attempt_end import has_ended  # late: a submit needs none of it
 

@@ -208,8 +208,8 @@ def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
 def copy_records(
     run: RunDir, attempt: AttemptDir, rpc: SupervisorRpc, roles: Collection[str], whom: Collection[int]
 ) -> None:
-    """Send the hosts `whom` all records of the attempt and the whole history; a host that refuses a piece is asked once
-    more.
+    """Send the hosts with the numbers `whom` all records of the attempt and of the `roles` beside the main one, and the
+    run's whole history; a host that refuses a piece is asked once more.
     """
     copies = RecordReplicator(run, attempt, rpc, roles, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
     copies.close()

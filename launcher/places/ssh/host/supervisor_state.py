@@ -334,7 +334,9 @@ class SupervisorState:
             self.ballot.settle(Settled(number, self.node))
 
     def check_lead(self, statuses: Mapping[int, SupervisorStatus]) -> None:
-        """Raise Fenced if the run, which this host led, continues under another leader."""
+        """Raise Fenced if the run, which this host led, continues under another leader: by the fence on this disk, or
+        by `statuses`, the answers of the other hosts' supervisors by host number.
+        """
         check_fence(self.run, self.attempt.number)
         for one in statuses.values():
             if one.attempt >= self.attempt.number and one.led_by != self.host:
@@ -374,8 +376,8 @@ class SupervisorState:
         )
 
     def _coordinators_silence_s(self) -> float:
-        """Return for how many seconds the coordinator has been silent, by its last record on this disk and this
-        machine's clock.
+        """Return for how many seconds the coordinator on this host has been silent: since it last wrote state.json, or
+        since `coordinator_due_at` if that is later. The result is 0 while none is expected to run here.
         """
         last = readable(self.run.state, RunState)
         known = last is not None and last.attempt == self.attempt.number and last.boot_id == boot_id()
@@ -464,9 +466,9 @@ class SupervisorState:
         return ""
 
     def _vote(self, asked: Vote) -> str:
-        """Give the vote; return why it was refused, or "".
+        """Vote for the host that asks to lead a new attempt, if the rules allow that; return why not, or "".
 
-        The fence for older attempts is on disk before the vote is given.
+        Before the vote counts, a fence is written to disk that stops older attempts from writing here.
         """
         why = "there is no vote if all hosts have one disk" if not self.plan.disks_apart else ""
         if not self._has_vote() and self.ballot.hosts[asked.node] != self.leader:

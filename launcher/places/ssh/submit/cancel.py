@@ -51,8 +51,10 @@ def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> C
 
 
 def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-    """Cancel the run on every host and return the report; raise Unreachable if ranks may be left on a host that is not
-    in `gone`.
+    """Cancel the run on every host and return the report.
+
+    `gone` are hosts, by name, that the user has given up: they need not answer. Raise Unreachable if ranks may be left
+    on another host.
     """
     plan = read_plan(run, attempt.number)
     let_in: set[str] = set()
