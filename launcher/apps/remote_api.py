@@ -399,10 +399,11 @@ def _piece(request: GivePiece) -> bytes:
 
 
 def _tidy(request: TidyRuns) -> list[KeptRemote]:
-    """Measure the disk space of the request's runs and of frozen code that no run needs, and with `request.remove`
-    delete that code and those runs that have ended.
+    """Measure the disk space of the request's runs and of the frozen code below its folder that no run needs, and with
+    `request.remove` delete that code and those runs that have ended.
 
-    Return the bytes that they occupied before that on this machine and on others that it can reach.
+    Return the bytes that they occupied before that: first of this machine, then of each other one that has some of
+    these runs' files.
     """
     known = dict(registry.registered())
     there = [api.Run(run_id, known[run_id]) for run_id in request.runs if run_id in known and known[run_id].is_dir()]

@@ -44,9 +44,10 @@ class Attendance:
         self._ledger = ledger
 
     def arrive(self, join: Join) -> Arrival | None:
-        """Register an agent that joins or joins again; return None if the plan has no such node.
+        """Register an agent that joins or joins again, and begin its lease; return None if the plan has no such node.
 
-        The caller handles the ranks that the agent may still run.
+        The caller handles the ranks that the agent may still run, and those that were lost with the node's previous
+        agent.
         """
         node = self._nodes.get(join.node)
         if node is None:

@@ -200,7 +200,9 @@ class Ledger:
         brief: str = "",
         **more: Unpack[FailureFields],
     ) -> Event:
-        """Return an event of this kind with the given fields and the run's progress, without recording it."""
+        """Return an event of this kind with the given fields and the run's progress, without recording it; `append`
+        records it. `text` is a line for people, `brief` a few words of it for a log, and `evidence` a detail.
+        """
         plain = self._event(kind, text, cause)
         known = {"node": node, "rank": rank, "evidence": evidence, "brief": brief}
         return msgspec.structs.replace(plain, **known, **more)

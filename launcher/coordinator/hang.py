@@ -183,8 +183,10 @@ def _mismatch(ranks: Sequence[RankLook]) -> HangVerdict | None:
 
 
 def _differing(seq: int, ops: Sequence[tuple[RankLook, Collective]], ranks: Sequence[RankLook]) -> HangVerdict | None:
-    """Return the verdict if ranks entered collective number `seq` with different operations or shapes, naming the
-    minority, else None.
+    """Return the verdict if ranks of a group entered its collective number `seq` with different operations or shapes,
+    else None. The verdict puts the fault on the fewest ranks that did the same.
+
+    `ops` has each rank that entered it, with its call; `ranks` are all ranks that were inspected.
     """
     names = Counter(one.op for _, one in ops)
     if len(names) > 1:

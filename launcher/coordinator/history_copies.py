@@ -37,7 +37,9 @@ class HistoryCopies:
         self._shared[0] = size
 
     def await_half(self, size: float, within_s: float) -> bool:
-        """Wait up to `within_s` until half of the voters have so many bytes of the history; return whether they do."""
+        """Block for up to `within_s` seconds until at least half of the voters have the first `size` bytes of the
+        history; return whether they have.
+        """
         until = time.monotonic() + within_s
         while self.copied < size and time.monotonic() < until:
             time.sleep(_LOOK_S)

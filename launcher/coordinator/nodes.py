@@ -112,8 +112,8 @@ class KnownNode:
 
     @property
     def hopeful(self) -> bool:
-        """Return True if the node is not usable now but may become so: its agent is not known to be lost, and it is not
-        excluded from having ranks.
+        """Return True if ranks cannot be started on the node now (it is not `usable`), but may be later: its agent is
+        not known to be lost, and it is not left out (faulty, drained or another role's).
         """
         return self.link in (Presence.UP, Presence.UNKNOWN) and not self.is_left_out and not self.usable
 

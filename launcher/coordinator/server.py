@@ -123,8 +123,10 @@ class CopyHold:
 
 
 class CoordinatorServer:
-    """The coordinator's server: `start` listens and publishes its address, `ended` resolves once the attempt's end is
-    on disk.
+    """The coordinator's server: `start` listens for agents and writes its address to the run directory. The future
+    `ended` gets an exit code once the attempt's end is on disk, or once the server has to leave that end to others:
+    FENCED if a newer attempt exists, LOST if too few voters copy the end. It gets the error if a record cannot be
+    written.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ def _unaccounted(nodes: NodeTable) -> str:
 
 
 def _debugged(generation: Generation | None) -> str:
-    """Return which ranks wait in a breakpoint, or ""."""
+    """Return a text for users that names the ranks which wait in a breakpoint, and where; "" if none waits."""
     found = [rank for rank in generation.ranks if rank.live and rank.breakpoint] if generation is not None else []
     if not found:
         return ""
@@ -158,10 +158,11 @@ def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> N
 
 def _state_name(node: KnownNode, member: bool, begun: bool) -> str:
     """Return the state of a node, the first that holds: `unfit`; `lost`, also if it was excluded as faulty; `unknown`
-    if it does not answer; `up` with ranks of the generation (`member`) or only a vote; `drained`; `spare`; else
-    `waiting`.
+    if it does not answer; `up` with ranks of the generation (`member`) or only a vote, or `waiting` before its agent
+    has joined; `drained`, also if its host is about to leave; `spare`; else `waiting`.
 
-    A node without ranks is a spare once a generation was opened (`begun`).
+    A spare has no ranks, but could be given some now, and is one by the plan or because a generation was opened without
+    it (`begun` is True once one was opened).
     """
     if node.unfit:
         return "unfit"

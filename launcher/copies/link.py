@@ -76,8 +76,8 @@ class ReplicaLink:
         return answer
 
     async def give(self, size: int, work: Callable[[socket.socket], T]) -> T:
-        """Offer contents of `size` bytes; once the peer wants them, run `work` in a thread to send them, and return its
-        result.
+        """Offer contents of `size` bytes; once the peer asks for them (Go), run `work` on the socket in a thread to
+        send them, and return its result. Raise WireError if the peer sends anything else or the connection ends.
         """
         await self.send(Offer(size))
         await self.expect(Go)

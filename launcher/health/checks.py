@@ -129,7 +129,9 @@ def shared_findings(request: DoctorRequest, seen_on: Sequence[str] | None) -> It
 
 
 def _programs(rank_python: Path) -> list[Path]:
-    """Return the folders of the launcher, of the Python that runs it, and of the ranks' Python."""
+    """Return the folders of the launcher, of the Python that runs it, and of the ranks' Python, each without those
+    inside another and without /usr, of which every machine has its own.
+    """
     apart: list[Path] = []
     code = Path(__file__).resolve().parents[2]
     for path in (code, Path(sys.prefix), Path(sys.base_prefix), rank_python.parent.parent):

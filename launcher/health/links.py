@@ -59,7 +59,8 @@ def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def find_slow(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
-    """Return the slow links, and the nodes to exclude: those all of whose measured links are slow.
+    """Return the nodes to exclude (those all of whose links in `links` are slow), and the slow links between other
+    nodes. A link whose measurement failed is slow.
 
     `floor` is the least rate in bytes per second. Without it, each link must reach a tenth of the median of the nodes'
     best rates; with fewer than three nodes any rate will do. A healthy node is named too if it was measured only with

@@ -160,7 +160,9 @@ class Lifeline:
             self._leased_from(self._joined_at)  # when it was sent, which is earlier than it was received
 
     def answered(self, sequence: int) -> None:
-        """Renew the lease, counted from the time at which heartbeat `sequence`, now answered, was sent."""
+        """Renew the lease, counted from the time at which heartbeat `sequence`, now answered, was sent. Do nothing if
+        the lease counts from a later time already.
+        """
         sent_at = self._sent_at.pop(sequence, None)
         if sent_at is not None and sent_at >= self._leased_at:
             self._answered, self._took_s = sequence, max(0.0, boottime() - sent_at)

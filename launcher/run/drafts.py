@@ -31,7 +31,9 @@ def remove_orphans(folder: Path) -> None:
 
 
 def in_work(folder: Path) -> bool:
-    """Return whether another process that is alive, or on another machine, has a draft in the folder."""
+    """Return whether another process that may be alive has a draft in the folder; one on another machine may be, as
+    that cannot be checked here.
+    """
     makers = [maker for draft in _drafts(folder) if (maker := _maker(draft.name)) is not None]
     return any(maker != this_process() and alive(maker) is not False for maker in makers)
 

@@ -123,10 +123,12 @@ class Exclusion(msgspec.Struct, frozen=True):
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """One entry of gone.json: a host that a user has given up for good, in this attempt and earlier ones."""
+    """One entry of gone.json: a host that a user has given up for good. An attempt that is handed to the host later
+    uses it again.
+    """
 
     host: str
-    attempt: int
+    attempt: int  # the newest attempt at that time: the host is given up in it and in earlier ones
 
 
 class Endpoint(msgspec.Struct, frozen=True):

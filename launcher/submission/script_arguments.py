@@ -39,5 +39,7 @@ def misspelt(text: bytes, args: Sequence[str]) -> dict[str, str]:
 
 
 def _has(known: Sequence[str], option: str) -> bool:
-    """Return whether argparse would accept the option: it is the beginning of a known one."""
+    """Return whether the option is a known one or the beginning of one, which argparse accepts as its abbreviation. A
+    beginning of several known ones counts too, although argparse refuses it as ambiguous.
+    """
     return any(name.startswith(option) for name in known)

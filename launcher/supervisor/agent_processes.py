@@ -146,7 +146,8 @@ class AgentProcess:
     def died(self, status: int) -> None:
         """Record that the process has ended with this wait status.
 
-        If its zygote has left a standby, that becomes `place`, the process to continue as the next agent. An agent that
+        If its zygote has left a standby that can be used, that becomes `place`, the process to continue as the next
+        agent; else the standby is told to exit, as it is if the agent's end is the attempt's (`leads`). An agent that
         exits because its work is done ends its standby itself, unless another attempt follows.
         """
         self.pid, self.last = None, status
@@ -464,7 +465,9 @@ def coordinator_process(
 def _with_event(
     keep: Sequence[int], environment: dict[str, str], records_due: SharedEvent | None
 ) -> tuple[Sequence[int], dict[str, str]]:
-    """Return (descriptors, environment) of a process, with those of the event `records_due` added unless it is None."""
+    """Return (descriptors that a process inherits, its environment): `keep` and `environment`, to which the descriptor
+    of the event `records_due` and the variable with its number are added unless it is None.
+    """
     return (
         (keep, environment)
         if records_due is None

@@ -141,7 +141,8 @@ class NewestState:
     def _whole_everywhere(self, mine: Mapping[tuple[int, str], Manifest]) -> set[tuple[int, str]]:
         """Return (step, nonce) of the checkpoints that are complete on every disk; all ranks call it.
 
-        `mine` are those of this rank's disk, by (step, nonce).
+        `mine` are those that are complete on this rank's disk, by (step, nonce); it counts only on the rank that acts
+        for the disk. The nonce is the random name of a save.
         """
         found = self._save_group.all_gather(set(mine) if self._save_group.acts_for_disk else None)
         return whole({disk: keys} for disk, keys in enumerate(found) if keys is not None)

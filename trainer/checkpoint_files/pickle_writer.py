@@ -35,7 +35,10 @@ def called(what: bytes, *arguments: bytes) -> bytes:
 
 
 def made(kind: bytes, state: bytes) -> bytes:
-    """Return the opcodes of an object of the class `kind` that is made without a call and then gets `state`."""
+    """Return the opcodes of an object that is made by its class's `__new__`, without `__init__`, and gets a state.
+
+    The class `kind` and the `state` are given by their opcodes.
+    """
     return kind + b")\x81" + state + b"b"
 
 

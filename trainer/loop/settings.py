@@ -83,7 +83,7 @@ def _flag(text: str) -> bool:
 
 
 def _is_path(value: Any) -> bool:
-    """Return whether the value is a path, and not an empty one."""
+    """Return whether the value is a path (a string or an os.PathLike) that is not empty; it need not exist."""
     return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
 
 

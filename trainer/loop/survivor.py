@@ -386,10 +386,10 @@ class Survivor:
         self._activate(loop)
 
     def report_reload(self, loop: Loop) -> None:
-        """Log the checkpoint or snapshot from which all ranks continue.
+        """Log the checkpoint or snapshot from which all ranks continue; all ranks call it.
 
-        Raises DistBackendError if nothing was saved: the surviving processes' objects are no longer as they began, so
-        all ranks have to be restarted.
+        Rank 0 also reports to launch how many steps are done again. Raises DistBackendError if nothing was saved: the
+        surviving processes' objects are no longer as they began, so all ranks have to be restarted.
         """
         loaded = loop.checkpointer.loaded
         if loaded is None:

@@ -176,8 +176,8 @@ def _collective(call: Mapping[str, Any], shown: Sequence[Span], phase: str) -> C
 def _middle(spans: Sequence[Span], call: Mapping[str, Any]) -> float:
     """Return a time that shows in which phase of the step a collective was, from its trace event `call`.
 
-    It is the middle of the longest of `spans`, in which the rank only waited for it, or without spans that of the
-    event.
+    `spans` are the parts of the collective's time in which the rank computed nothing. The result is the middle of the
+    longest of them or, if there is none, the middle of the trace event.
     """
     begin, end = max(spans, key=lambda one: one[1] - one[0], default=_span(call))
     return (begin + end) / 2

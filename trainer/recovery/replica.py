@@ -250,8 +250,8 @@ def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_n
 def stripes(sizes: Sequence[int], senders: int, least_bytes: int = _LEAST_BYTES) -> list[list[Piece]]:
     """Return for each of so many senders the pieces that it sends of tensors with these sizes in bytes.
 
-    The first senders get equal stripes of at least `least_bytes`, the others nothing; one sends all if there are few
-    bytes.
+    A piece is a range of bytes of one tensor. The first senders get equal stripes of at least `least_bytes`, the others
+    nothing; the first one sends all if there are fewer bytes than for two stripes.
     """
     ends = [*accumulate(sizes, initial=0)]
     total, places = ends[-1], [*enumerate(pairwise(ends))]

@@ -67,9 +67,10 @@ def has_gradients(optimizer: Optimizer) -> bool:
 
 
 def refuse_offloaded(optimizers: Optimizers, world: World, shards: int) -> None:
-    """Raise BadSettings if an optimizer would send parameters that are offloaded to the host, which NCCL cannot.
+    """Raise BadSettings if an optimizer cannot step parameters that are offloaded to the host's memory.
 
-    `shards` is the number of ranks over which parameters are sharded.
+    An optimizer whose step needs more of a parameter than this rank's shard would have to send it, and NCCL sends
+    nothing from there. `shards` is the number of ranks over which parameters are sharded.
     """
     if world.device.type != "cuda" or shards == 1:
         return

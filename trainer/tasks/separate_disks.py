@@ -28,10 +28,11 @@ def leaders_of(world: World, *, apart: bool) -> tuple[int, ...]:
 
 
 def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> None:
-    """Copy the checkpoint at `wanted` to every disk, if all its files are on some of them; all ranks call it.
+    """Copy a checkpoint to every disk; all ranks call it.
 
-    `leaders` gives for each rank the rank that reads and writes files on its disk. Raises TrainerError on all ranks if
-    a file could not be read or written.
+    It is the one at `wanted`, or if that is a folder of checkpoints, the newest of which all files are on some disk.
+    Nothing is copied if files of it are on no disk. `leaders` gives for each rank the rank that reads and writes files
+    on its disk. Raises TrainerError on all ranks if a file could not be read or written.
     """
     if len(set(leaders)) == 1:
         return

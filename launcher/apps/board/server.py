@@ -207,7 +207,9 @@ def _json(answer: Any, status: int = 200) -> Response:
 
 
 def _status_of(error: LaunchError) -> int:
-    """Return the HTTP status for an error by its type: 404 for NoSuchRun, 400, 409, 503, or 500 for any other."""
+    """Return the HTTP status for an error by its type: 404 for NoSuchRun, 400 for BadInput, 409 for Refused, 503 for
+    Unreachable, or 500 for any other.
+    """
     match error:
         case NoSuchRun():
             return 404

@@ -102,7 +102,9 @@ def _importances(study: "Study") -> dict[str, float]:
 
 
 def _drawn(study: "Study", kinds: Sequence[str], form: str, out: Path) -> tuple[dict[str, bytes], list[str]]:
-    """Return (the pictures by kind, as files of the format `form`; a line for each that was left out).
+    """Return (the pictures of these `kinds`, by kind, as files of the format `form`, such as "png"; a line for each
+    that was left out). Only the picture of kind "importance" can be left out, if too few different trials are
+    complete.
 
     Raise BadInput if matplotlib is missing, or cannot write the format; the message then names the file `out`.
     """

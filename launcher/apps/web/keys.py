@@ -28,7 +28,7 @@ class Keys:
         return self._made("post")
 
     def _made(self, use: str) -> str:
-        """Return the value derived from the token for this use."""
+        """Return the value derived from the token for this use, "cookie" or "post"; each use has a different value."""
         return hmac.new(self.token.encode(), use.encode(), hashlib.sha256).hexdigest()
 
 

@@ -106,7 +106,9 @@ def _silent(host: str, error: LaunchError) -> tuple[str, ...]:
 
 
 def _row(one: "Surveyed") -> tuple[str, ...]:
-    """Return the table row of a host that was queried."""
+    """Return the table row, with a cell for each heading of _HEAD, of a host that answered; GPUs and CPUs are shown as
+    `free of all`.
+    """
     facts = one.facts
     disk = figures.size(facts.disk_free) if facts.writable else "not writable"
     return (

@@ -273,7 +273,9 @@ class Drainer:
         self._attempt.ledger.record(MOVED, text, node=node.index)
 
     def _forget(self) -> None:
-        """Clear the move that was under way, and the marks that it left on nodes."""
+        """Forget the move that was under way, as it is done or refused, and clear its marks on nodes: from which one
+        and to which one ranks move.
+        """
         self._moving = None
         for node in self._attempt.nodes:
             node.moves = node.wanted = False

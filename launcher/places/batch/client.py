@@ -161,5 +161,5 @@ def _memory(content: bytes = b"") -> Iterator[int]:
 
 
 def _text(file: int) -> str:
-    """Return the content of the file as text."""
+    """Return the whole content of the file with the descriptor `file` as text, wherever the file is positioned."""
     return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")

@@ -96,8 +96,9 @@ def _cancel_duplicates(
     """Cancel waiting jobs that the run does not need: a second one with the newest attempt's token, or an older
     attempt's that was requeued late.
 
-    Elements of an array are left alone, because another run may own them. A handle is None for an attempt that was not
-    submitted.
+    `attempts` has the newest attempt of each run, `handles` their handles in the same order (None for one that was not
+    submitted), and `jobs` all jobs that the scheduler shows. Elements of an array are left alone, because another run
+    may own them.
     """
     wanted = {
         submit_token: handle.job_id
@@ -127,7 +128,9 @@ def _drop_expired_exclusions(
 
 
 def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> None:
-    """Let the run's waiting job use nodes again that it excludes: the named hosts, or all if `hosts` is empty."""
+    """Let the run's waiting job use nodes again that it excludes: the named hosts, or all if `hosts` is empty. Do
+    nothing if the run's newest attempt has no job, or one that does not wait.
+    """
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None
     if attempt is None or handle is None or handle.job_id is None:

@@ -54,6 +54,8 @@ def _problem(scheduler: BatchSystem, one: AwaitedRun) -> str:
 
 
 def _handle_of(one: AwaitedRun) -> Handle | None:
-    """Return the handle of the awaited run's newest attempt, or None if it has none."""
+    """Return the handle (the record of its job) of the awaited run's newest attempt, or None if the run has no attempt
+    or that one has no readable handle.
+    """
     attempt = newest(RunDir(Path(one.run_dir)))
     return readable(attempt.handle, Handle) if attempt is not None else None

@@ -74,8 +74,8 @@ class KubernetesCluster(BatchCluster):
 
 
 class KubernetesSystem(BatchSystem):
-    """Kubernetes as a batch system, queried with kubectl. Pods may not query it, so the JobSet's rules for exit codes
-    decide what follows a start.
+    """Kubernetes as a batch system, queried with kubectl. Pods may not query it, so the exit codes of its pods decide
+    whether a JobSet has ended or starts again.
     """
 
     kind, called, ask = "k8s", CALLED, staticmethod(ask)
@@ -110,7 +110,9 @@ class KubernetesSystem(BatchSystem):
         return False
 
     def try_out(self, script: str) -> str:
-        """Return the API server's answer about this manifest, by a dry run."""
+        """Return the API server's answer about this manifest as a sentence, by a dry run that creates nothing: what it
+        would create, or why it refuses.
+        """
         answer = ask(["kubectl", "create", "--dry-run=server", "-f", "-"], stdin=script)
         return f"{CALLED} says: {(answer.refusal or answer.out).strip()}"
 

@@ -329,8 +329,8 @@ def _answer_about(
 
 
 def _mend(handover: Handover) -> None:
-    """Send an attempt whose submitter was killed; raise Unreachable while that is impossible. An attempt that can never
-    start gets its end record.
+    """Send the login node an attempt whose submitter was killed; raise Unreachable if the node does not answer, or did
+    not a moment ago. An attempt that can never start gets its end record.
     """
     address = address_of(*handover.members[0])
     if (why := silent.why(address)) is not None:

@@ -87,7 +87,8 @@ def is_there(attempt: AttemptDir) -> bool:
 
 def bring_logs(run: RunDir) -> None:
     """Copy new logs and metrics. Do nothing once the run has ended and all were copied, or if this process did so
-    within the last half second. Raise LaunchError if no login node answers and none were copied before.
+    within the last half second. Raise LaunchError if a login node does not answer and the run has no logs here yet; if
+    it has some, they stay as they are.
     """
     end = read_record(last_attempt(run).end, AttemptEnd)
     now = time.monotonic()

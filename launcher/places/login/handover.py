@@ -77,7 +77,7 @@ def finish(handover: Handover) -> None:
 
 def withdraw(handover: Handover) -> bool:
     """Cancel a request that was not carried out yet, for good, and return True; return False if the login node has
-    started the runs.
+    started the runs. Raise Unreachable if the login node does not answer.
     """
     if _has_begun(handover):
         return False

@@ -137,7 +137,9 @@ class PbsSystem(BatchSystem):
         return ask(["qrerun", job]).refusal
 
     def this_start(self) -> JobStart:
-        """Return the job in which this process runs, and the number of its run in an array."""
+        """Return the id of the job in which this process runs and, if the job is an array's element, the number of its
+        run in the array.
+        """
         index = os.environ.get("PBS_ARRAY_INDEX")
         return JobStart(os.environ[self.id_variable], int(index) if index else None)
 

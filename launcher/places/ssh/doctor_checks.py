@@ -138,7 +138,9 @@ def together(hosts: Sequence[SeenHost]) -> Iterable[Finding]:
 
 
 def _gpu_findings(host: SeenHost) -> Iterable[Finding]:
-    """Yield a finding for each problem with the host's GPUs or its torch."""
+    """Yield a finding if the host has fewer GPUs than its entry in the clusters file says, and one if its Python has no
+    torch, or a torch that cannot be imported or sees fewer GPUs than runs may use there.
+    """
     name, found, facts, torch = host.name, host.found, host.found.facts, host.looked.torch or Torch()
     if (found.host.gpus or 0) > len(facts.gpus):
         has = f"there are {len(facts.gpus)}" if facts.gpus else "there is none"

@@ -90,5 +90,7 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
 
 
 def _wired(name: str) -> str:
-    """Return the name with one character per byte, as JSON can hold it."""
+    """Return the file name with each of its bytes as one character (Latin-1), because JSON can hold no name that is not
+    valid UTF-8.
+    """
     return os.fsencode(name).decode("latin-1")

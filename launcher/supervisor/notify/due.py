@@ -117,9 +117,11 @@ def _restarted(
 
 
 def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Message | None:
-    """Return the message, of the time `at`, that the run has made no progress for `after_s` seconds, or None.
+    """Return the message, of the time `at`, that the run has made no progress for `after_s` seconds or more, or None;
+    `glance` says for how long.
 
-    A script that never reports a step or a metric gets none, because it cannot be told from one that makes no progress.
+    A run that is queued, starting or regrouping gets it in any case; one that runs only if its script has reported a
+    step or a metric, because otherwise it cannot be told whether the script makes progress.
     """
     reports = state.step is not None or bool(state.metrics)
     if state.state.ended or glance.over or glance.still_s < after_s or not (state.state in _WAITS or reports):

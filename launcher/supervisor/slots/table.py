@@ -131,7 +131,7 @@ def occupancy(table: str | None = None) -> Occupancy:
 
 
 def lock_name(gpu: str) -> str:
-    """Return the name of the abstract unix socket that a process binds to lock a GPU."""
+    """Return the name of the abstract unix socket that a process binds to lock a GPU; `gpu` is the GPU's number."""
     return f"launch/{GPU}/{gpu}"
 
 

@@ -339,7 +339,9 @@ class MeasuredRun:
         return True
 
     def _add_report(self, line: ReportLine) -> None:
-        """Add the values of one report."""
+        """Add the values of one report, of a rank at a step, to the step's row. A metric that several ranks report has
+        the value of the lowest rank.
+        """
         place = self._reported.row(line.step, line.at)
         for name, value in line.values.items():
             known = value if not isinstance(value, str) else _NOT_FINITE.get(value, math.nan)

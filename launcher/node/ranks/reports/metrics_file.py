@@ -56,7 +56,7 @@ class _Series:
     """
 
     seen: int = 0
-    next_at: float = 0.0
+    next_at: float = 0.0  # by the monotonic clock
     waiting: int = 0  # reports since the last line that was written, which are not written
     newest: _Reported | None = None
     extremes: dict[tuple[str, int], _Reported] = field(default_factory=dict)  # unwritten, by (metric, sign)

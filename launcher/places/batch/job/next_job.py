@@ -148,7 +148,9 @@ class NextJob:
         return [one for one in lost if not is_back(self._plan, attempt, one)]
 
     def _fate(self) -> Fate:
-        """Return what the scheduler does with the job, or UNKNOWN if it does not answer."""
+        """Return what the scheduler does with the job at this moment (requeue, preempt or end it, or let it run), or
+        UNKNOWN if it does not answer.
+        """
         try:
             return self._queue.fate(self._job)
         except Unreachable as error:

@@ -52,8 +52,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def supervise_node(queue: BatchSystem, run: RunDir, number: int) -> None:
-    """Supervise this node's agent in attempt `number` until it has ended. On the first node of the job, only pass a
-    preemption signal on to the batch process, because Slurm sends one only to the tasks of steps.
+    """Supervise this node's agent in attempt `number` until it has ended.
+
+    On the first node of the run's main role, whose agent the batch process supervises, only pass a preemption signal on
+    to the batch process, because Slurm sends one only to the tasks of steps.
     """
     wakeup = Wakeup(queue.warnings)
     plan, attempt = read_plan(run, number), run.attempt(number)

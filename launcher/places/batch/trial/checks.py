@@ -325,7 +325,9 @@ def _torch_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
 
 
 def _clock_findings(trial: Trial) -> Iterable[Finding]:
-    """Yield a finding about each node's clock: a warning if it certainly differs too much from this machine's."""
+    """Yield a finding about each node's clock that was measured: a warning if it differs from this machine's by more
+    than two seconds even if the whole error of the measurement is subtracted.
+    """
     for name, clock in ((name, node.clock) for name, node in trial.seen.items() if node.clock):
         text = f"{name} is {clock.ahead_s:+.2f} s from here, to within {clock.took_s / 2:.2f} s"
         if abs(clock.ahead_s) - clock.took_s / 2 > _CLOCK_S:

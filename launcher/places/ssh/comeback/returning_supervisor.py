@@ -41,8 +41,8 @@ class ReturningSupervisor(Strategy):
     """
 
     def boot(self) -> bytes:
-        """Return the line for the process that started this one, which tells it where this supervisor listens: at the
-        same address and port as the one before.
+        """Listen at the address and port of this host's earlier supervisor, and return a line with that port for the
+        process that started this one. Raise LaunchError if the attempt's records do not say which host this is.
         """
         number = int(self.words[0])
         attempt = self.run.attempt(number)

@@ -1,5 +1,5 @@
 """Keep this host's part in the quorum on its disk, with hosts by name; `quorum/core.py` has the rules. An attempt is
-settled once it is known that enough voters have accepted it."""
+settled once it is known that enough voters (at least half, its leader included) have accepted it."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -206,8 +206,8 @@ class Ballot:
     def is_attempt_of(self, leader: int, said: OpenAttempt, attempt: int) -> bool:
         """Return whether this host may rejoin the run by the message `said`.
 
-        It may if the message is from host number `leader`, names valid hosts, has a place for this host beside the
-        leader, and is about attempt number `attempt` or a later one.
+        It may if the message is from host number `leader`, names only hosts of the run and each once, has this host
+        among them but not as leader, and is about attempt number `attempt` or a later one.
         """
         named = (*said.hosts, *said.away)
         return (

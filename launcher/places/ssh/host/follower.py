@@ -240,10 +240,11 @@ class TakeOver:
         return open_next(supervisor, elected, end.cause, leads=False)
 
     def _write_failure(self, together: int) -> AttemptEnd:
-        """Return the attempt's end after the loss of the leader, as `together` hosts are connected, and write that
-        failure to the history and the state.
+        """Write the loss of the leader as a failure to the history and the state, and return the end of the attempt
+        that follows from it; `together` is the number of connected hosts.
 
-        The end itself is written too, unless it is the run's and each host has its own disk.
+        The end record is written too, unless the run ends with it and each host has its own disk: then the other hosts
+        have to know of the end first.
         """
 
         def write(end: AttemptEnd, failure: Failure) -> AttemptEnd:

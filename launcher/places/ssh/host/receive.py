@@ -143,9 +143,10 @@ def _make(run: RunDir, opening: Open, records: dict[str, bytes], store: Path) ->
 
 
 def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> None:
-    """Write the sent `records`, contents by file name, of what happened to the run elsewhere.
+    """Write the sent `records`, contents by file name, of what happened to the run elsewhere, to the run's folder.
 
-    These are the events of other hosts' attempts and of the resume, the nodes that are avoided, and who is notified.
+    The records of the nodes to avoid and of who is notified replace those here. The sent history of events replaces
+    this host's if it continues it; else its events of the attempt number `attempt`, which begins, are appended.
     """
     if run.avoided.name in records:
         write_bytes(run.avoided, records[run.avoided.name])

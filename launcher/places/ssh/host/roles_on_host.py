@@ -72,8 +72,9 @@ class RolesOnHost:
             agent.start()
 
     def _let_leave(self, name: str, here: _Here) -> None:
-        """End the agents of an attempt that has ended, once they have exited or the grace period of its ranks has
-        passed since this was first called for it.
+        """End the agents of an ended attempt if they have all exited, or if the grace period of its ranks has passed
+        since the first call for it; else do nothing, so that a later call does. `name` is that of the role's run
+        folder.
         """
         if here.sure_at is None:
             here.sure_at = time.monotonic() + here.plan.spec.recovery.grace_s + SURE_S

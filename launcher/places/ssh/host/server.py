@@ -215,7 +215,9 @@ def _of_this_host(run: RunDir, facts: RunFacts) -> RunFacts:
 
 
 def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
-    """Return the hosts, the cause and the creation time of an attempt, or None if its records cannot be read."""
+    """Return the hosts of an attempt, why the one before it ended, and when it was created, or None if its records
+    cannot be read.
+    """
     with contextlib.suppress(LaunchError):
         intent = read_intent(attempt)
         return OpenedByHosts(plan_as(run, attempt.number, _PlanHead).hosts, intent.cause, intent.created_at)

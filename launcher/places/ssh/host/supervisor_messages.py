@@ -120,7 +120,9 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
-    """Report that enough voters have accepted the attempt, so that earlier ones are over."""
+    """Report that enough of the attempt's voters (at least half, the leader included) have accepted it, so that earlier
+    attempts are over.
+    """
 
     attempt: Number
     node: Number  # of the leader

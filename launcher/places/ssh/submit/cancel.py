@@ -144,10 +144,10 @@ def _not_ended(
 
 def _end_without(run: RunDir, missing: Collection[str], word: ClusterAnswer) -> bool:
     """Write on this machine that the run was cancelled without the hosts `missing`, and return True; return False if
-    its end is known already.
+    this machine has a record of its end already, or no attempt of it.
 
-    `word` is the run's state as the other hosts report it; raise Unreachable if hosts that may know its end did not
-    answer.
+    `word` is the run's state as the other hosts report it; raise Unreachable if it says that hosts which may know how
+    the run ended did not answer (`silent`).
     """
     last = newest(run)
     end = read_record(last.end, AttemptEnd) if last is not None else None

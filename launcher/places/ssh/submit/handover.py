@@ -55,7 +55,7 @@ class PoolHandover:
 
     def start(self, attempt: int) -> None:
         """Hand the attempt, whose intent is on disk, to hosts. Do nothing if another process has handed it over
-        meanwhile, or a cancel has withdrawn it.
+        meanwhile, or a cancel has withdrawn it. Raise NotStarted if too few hosts can be used.
         """
         handover = Handover.of(self._run, self._run.attempt(attempt))
         with handover.held(wait=True):

@@ -44,8 +44,8 @@ def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None =
 
 
 def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> dict[str, T | LaunchError]:
-    """Call `work` for each attempt, some of them at the same time; return its results, or the errors, by the attempt's
-    folder.
+    """Call `work` for each attempt, some of them at the same time, and return the results by the path of the attempt's
+    folder. An attempt for which `work` raised has the error instead; any other than a LaunchError is made one.
     """
 
     def done(_: str, pair: Asked) -> T:
