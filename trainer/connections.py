@@ -154,7 +154,10 @@ class Connections:
         return ConnectionCutter(partial(self._cut_on, leave=leave, caller=caller), self._clear_given_up, fd)
 
     def _clear_given_up(self) -> None:
-        """Reset `given_up`, which says that ranks are to meet in another group, before that group is made."""
+        """Reset `given_up`, which says that a group was cut because ranks are to meet in another one.
+
+        It is called once cutting has stopped, before the ranks make that other group.
+        """
         self.given_up = False
 
     def abort_with_others(self, group: dist.ProcessGroup) -> None:

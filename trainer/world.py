@@ -227,8 +227,8 @@ class Membership:
     def can_rejoin(self) -> bool:
         """Whether the group can be made again after a rank is lost.
 
-        It can if it was made here and not by the script, over a port, if one training uses it, and if it has at most 64
-        ranks.
+        It can if all this is so: the trainer made it and not the user's script, its ranks met at an address and a port,
+        no second training in this process uses it, and it has at most 64 ranks.
         """
         return self._ours and self._at_a_port and self.taken == 1 and self.world.size <= _MESH
 

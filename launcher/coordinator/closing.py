@@ -95,8 +95,8 @@ class Aftermath:
         return True
 
     def _in_place_in_a_row(self, failure: Event) -> int:
-        """Return how many failures since the last step, `failure` included, were such that the run continued in
-        place.
+        """Return the number of failures one after the other, without a completed step between them, that end with
+        `failure`; those before it count as long as the run continued in place after them, in the processes that it had.
         """
         count, event = 1, failure
         for before in reversed(self._attempt.history):

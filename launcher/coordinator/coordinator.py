@@ -211,7 +211,11 @@ class Coordinator:
             self._ledger.send(node.index, messages.Stop(node.holds, grace_s))
 
     def _lost(self, loss: Loss) -> None:
-        """Close the open generation, or continue it without the lost node, if the node had ranks in it."""
+        """Handle the loss of a node: if it had ranks of the open generation, let the other ranks continue in their
+        processes where that is possible, else close the generation, that is end them all.
+
+        A generation that is being closed does not wait for the node any more.
+        """
         generation, closing = self._attempt.generation, self._attempt.closing
         if closing is not None:
             closing.waits.discard(loss.node)

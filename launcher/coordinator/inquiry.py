@@ -147,8 +147,8 @@ class Inquiry:
         return self.next_check() <= mono and self._times.still_s(mono) >= _STOPPED_S
 
     def _forget_if_outdated(self) -> None:
-        """Drop the verdict once a new step is made or another generation is open, unless the generation is to be closed
-        anyway.
+        """Drop the verdict if another generation is open, or if a new step was made and `end` has not been called, upon
+        which the generation is closed in any case.
         """
         attempt = self._attempt
         if attempt.current.number != self._generation:

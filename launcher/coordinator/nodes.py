@@ -105,8 +105,8 @@ class KnownNode:
 
     @property
     def is_left_out(self) -> bool:
-        """Return True if the node gets no ranks, because it is faulty or drained or its host belongs to another
-        role.
+        """Return True if the node gets no ranks: it has a `fault`, it is `drained`, or its host runs another program
+        of the same run (another role) and only votes here.
         """
         return self.fault != "" or self.drained or self.votes_only
 

@@ -74,8 +74,8 @@ class Roles:
         return [name for name, part in self._parts.items() if part.is_there and part.role in roles]
 
     def restarted(self, name: str) -> list[str]:
-        """Return the names of the running parts that restart because part `name` has restarted. Mark all of them and
-        `name` as not ready.
+        """Return the names of the running parts that restart because part `name` has restarted: those of the roles that
+        follow its role (`follows` in the spec), directly or through others. Mark all of them and `name` as not ready.
         """
         follows, role = {name: role.follows for name, role in self._roles.items()}, self._parts[name].role
         roles = {follower for follower in follows if role in needed_by(follower, follows)}

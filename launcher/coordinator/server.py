@@ -260,8 +260,8 @@ class CoordinatorServer:
             moved = max(moved, len(request.moves))
 
     async def _prove_death(self, node: int, process: ProcessId) -> None:
-        """Look a few times whether the agent's process still runs, and report the agent as dead if it does not; do
-        nothing if it is on another machine.
+        """Look a few times whether the agent's process still runs; once it does not, give the state machine the event
+        that the agent is dead. Do nothing if the process is on another machine, where this cannot be seen.
         """
         for pause_s in _LOOKS_S:
             await asyncio.sleep(pause_s)
@@ -307,9 +307,11 @@ class CoordinatorServer:
             self._keep_until_done(self._go_on_once_copied())
 
     async def _go_on_once_copied(self) -> None:
-        """Wait until half of the voters have the record of a failure or an end, then carry out what was held back for
-        it: the start after the failure, or the end. If they are late, the start is carried out anyway; the end is not,
-        and the coordinator leaves, as the others may elect another.
+        """Wait until half of the voters have the record of a failure or of the end, then carry out what was held back
+        until then: the next start, or the end.
+
+        If they do not have it in time, the next start is carried out anyway. The end is not: the coordinator leaves and
+        the attempt stays open, as the other voters may elect another leader.
         """
         began, hold = self._loop.time(), self._hold
         while hold.holds and not hold.is_copied(*self._record_writer.awaited_on_disk):

@@ -254,7 +254,9 @@ class Watch:
             self._inquiry.end()
 
     def _is_fresh(self, node: KnownNode) -> bool:
-        """Return whether the node is reachable and its last heartbeat is at most `fresh_s` seconds old."""
+        """Return whether the node is reachable and its last message is at most `fresh_s(plan)` seconds old: three
+        seconds or two heartbeats, whichever is longer. Otherwise its reports on ranks may be out of date.
+        """
         return node.is_reachable and node.heard_at >= self._attempt.mono - fresh_s(self._attempt.plan)
 
     # -- ending

@@ -34,13 +34,15 @@ MOST_SESSIONS = 64
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """The first member's record of one generation: its decision, `complete`, which is set once all members have the
-    files, and in `awaited` the members that lack some.
+    """The first member's record of one generation: its decision which checkpoint all members load, and which members
+    do not have all files of it yet.
     """
 
     decision: "asyncio.Future[LoadDecision]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     complete: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    awaited: set[int] = field(default_factory=set)
+    """It is set once all members have the files."""
+
+    awaited: set[int] = field(default_factory=set)  # the nodes that have not reported yet that they have all files
 
 
 class Agreement:

@@ -92,8 +92,8 @@ def better(one: MeasuredLink | None, other: MeasuredLink) -> MeasuredLink:
 
 
 def evidence(node: int, links: Iterable[MeasuredLink], wanted: str) -> str:
-    """Return a line with the rates of an unfit node's links and the nodes at their other ends; `wanted` is the rate
-    that they should have, as text.
+    """Return a line on why `node` was found unfit, with none of its links fast enough: the node at the other end of
+    each of them in `links`, its measured rate, and `wanted`, a text that names the rate that they should have.
     """
     its = [link for link in links if node in link.pair]
     return f"links: {', '.join(f'to node {_peer(link, node)} {link}' for link in its)}; {wanted}"

@@ -37,7 +37,9 @@ def main() -> None:
 
 
 def _prepared(address: str) -> tuple[int, str]:
-    """Set gloo's environment variables; return (address family, address to bind)."""
+    """Make gloo use the interface that has `address`, this host's name or address for the others, and torch one
+    thread, by environment variables. Return (socket family, IP address to bind).
+    """
     family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     os.environ["OMP_NUM_THREADS"] = "1"
     if interface := _interface_of(str(place[0])):

@@ -100,7 +100,9 @@ def alike_hosts(plan: Plan) -> list[AlikeHosts]:
 
 
 def most_of_a_host(plan: Plan) -> HostShare:
-    """Return the largest number of cores, GPUs and memory that the programs on any one host need together."""
+    """Return the most cores, the most GPUs and the most memory that the nodes of all roles on one host need together;
+    each of the three maxima may be that of another host.
+    """
     return _most_of(plan, range(hosts_asked(plan)))
 
 

@@ -98,7 +98,10 @@ def forget_gone() -> list[RunId]:
 
 
 def unused_code(roots: Collection[Path]) -> list[Path]:
-    """Return the folders of stored code, in the stores beside the runs in `roots`, that none of these runs uses."""
+    """Return the folders of stored code that no run uses. Each folder in `roots` holds runs and a store of their code.
+
+    A store is left out if the plan of a run beside it cannot be read, since that may name any code.
+    """
     return [tree for root in roots for tree in unneeded(root / STORE, root)]
 
 

@@ -413,8 +413,8 @@ def option_keys(section: Section = JOB, prefix: str = "") -> Iterator[str]:
 
 
 def with_plugins(sections: Mapping[str, Section]) -> Section:
-    """Return the table of a spec's options with `sections` added: one, by the name of the kind, for each kind of
-    cluster that a plug-in adds.
+    """Return the table of a spec's options with `sections` added: for each kind of cluster that comes from a plug-in,
+    by the kind's name, the options of its own section of a spec.
     """
     more = (Field(kind, section, f"Options on {kind} clusters") for kind, section in sections.items())
     return replace(JOB, options=_with_steps((*JOB.options, *more)))

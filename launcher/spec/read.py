@@ -106,8 +106,8 @@ _KNOWN_AS = {
 
 
 def elsewhere_of(word: str) -> str:
-    """Return a hint if the word is a key of another section or of the top level, or another launcher's name for an
-    option, else "".
+    """Return a hint about `word`, a key that was written where it is not known: where it belongs, if it is a key of a
+    section or of the top level, or the option that another launcher calls so. Return "" if it is neither.
     """
     if word in _KNOWN_AS:
         return f"did you mean {_KNOWN_AS[word]}?"

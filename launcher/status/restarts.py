@@ -45,8 +45,9 @@ class RestartReader:
         self._late = False
 
     def all(self) -> Iterator[str]:
-        """Yield a text line for each restart that was read and not yielded yet, at the end of the log; no rank has
-        written to the log since.
+        """Yield a text line for each restart that was read and not yielded yet.
+
+        Called when the whole log was shown: no rank has written a line after these restarts.
         """
         yield from self.before(_NEVER, 0)
 

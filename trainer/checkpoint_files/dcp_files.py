@@ -43,7 +43,7 @@ class _FromHere:
 def _metadata(weights: Weights, places: dict[str, tuple[int, int]]) -> bytes:
     """Return the pickled metadata: all tensors, and where the bytes of each are.
 
-    `places` gives (offset, size) by name.
+    `places` gives each tensor's (offset, size) in the one data file, by name. Tied tensors are listed under all names.
     """
     named = {**{name: name for name in weights.tensors}, **weights.tied}
     tensors = ((pickled.text(alias), _described(weights.tensors[name])) for alias, name in named.items())

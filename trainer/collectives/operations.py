@@ -1,7 +1,7 @@
-"""The operations of torch.distributed, with their expected results: sums of small whole numbers, which are exact.
+"""Prepare operations of torch.distributed on one rank, `at` its place in the group: buffers, call and expected result.
 
-A function that prepares an operation gets `at`, this rank's place among the ranks that take part, and returns the
-operation with its buffers and the check of its result (Prepared); the caller runs it.
+The results are sums of small whole numbers, which are exact. A function that prepares an operation returns it with its
+buffers and the check of its result; the caller runs it.
 """
 
 from collections.abc import Callable

@@ -75,7 +75,10 @@ def _measured(world: World, ends: tuple[int, int], group: dist.ProcessGroup) -> 
 
 
 def _round_trip_s(data: torch.Tensor, world: World, ends: tuple[int, int]) -> float:
-    """Return the seconds in which `data` goes from the first of `ends` to the second and back."""
+    """Return the seconds in which `data` goes from the first rank of `ends` to the second and back.
+
+    It is the median of several round trips. Only these two ranks call it.
+    """
 
     def call() -> None:
         """Send the data there and receive it back, or the reverse on the second rank."""

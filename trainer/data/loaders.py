@@ -30,7 +30,7 @@ def is_loader(data: Any) -> bool:
 
 
 class LoaderBatches:
-    """Gives the batches of a loader that keeps its own position, as a source of TrainData."""
+    """Gives this rank's batches of a loader that keeps its own position; TrainData, a training's data, reads them."""
 
     def __init__(self, loader: Any, sharing: Sharing, seed: int, agreement: StepAgreement) -> None:
         _check(loader, sharing)

@@ -255,7 +255,10 @@ class Streamed:
         self._after = None
 
     def close(self) -> None:
-        """End the worker processes and drop the step under way."""
+        """End the worker processes, and drop the step that was read but not consumed.
+
+        A later call of `batches` reads this step again.
+        """
         if self._fetchers is not None:
             self._fetchers.end()
         self._fetchers = self._step = None

@@ -75,11 +75,11 @@ class TrackingLogger(Callback):
         self._begin(training)
 
     def on_log(self, training: Training, line: Line) -> None:
-        """Add the logged values to those to send of this step."""
+        """Add the logged values to the values that are sent to the server for this step."""
         self._add(training.step, line)
 
     def on_validation(self, training: Training, values: Values) -> None:
-        """Add the validated values to those to send of this step."""
+        """Add the validation's results to the values that are sent to the server for this step."""
         self._add(training.step, values)
 
     def on_test(self, training: Training, values: Values) -> None:

@@ -49,7 +49,7 @@ class LaunchMessages:
 
     @property
     def has_one_for_step_end(self) -> bool:
-        """Whether a message has come that can wait for the end of a step."""
+        """Whether a message has come that can wait for the end of a step: no rank was lost, but others are to join."""
         return self._control is not None and self._control.has_message_for_step_end
 
     def watch(
@@ -124,9 +124,9 @@ class Passes:
         self._check()
 
     def _at_module(self, *_: Any) -> None:
-        """Call `check`, as a hook before a module's forward pass, if this is the training's own thread.
+        """Call `check`, which raises if the pass has to end, before a module's forward pass in the training's thread.
 
-        Threads for data or metrics may have modules of their own.
+        It is a hook on all modules; other threads, such as those for data, may have modules of their own.
         """
         if threading.get_ident() == self._thread:
             self._check()

@@ -42,7 +42,7 @@ class Schedule:
     def groups(self) -> list[dict[str, Any]]:
         """Copies of the optimizer's parameter groups from before the scheduler was made, without `params`.
 
-        After `start_from` they have the learning rates that it has set.
+        After `start_from(rate)`, which begins the schedule again at another rate, they have the rates that it has set.
         """
         return copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in self._before])
 

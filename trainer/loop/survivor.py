@@ -211,7 +211,11 @@ class Survivor:
         self.snapshots.updating = False
 
     def before_save(self, loop: Loop) -> None:
-        """Seed the random generators again before a save to disk, if the number of ranks changes after this step."""
+        """Seed the random generators again if the set of ranks has changed in the step that is about to be saved.
+
+        The loop calls it only for the step after which the training continues after a kill. A training that loads this
+        step then draws the same numbers.
+        """
         if self.snapshots.resized:
             reseed_generators(loop)
             self.snapshots.resized = False
@@ -349,7 +353,8 @@ class Survivor:
     def _may_meet(self) -> bool:
         """Whether this rank can reconnect with the other ranks to continue with them.
 
-        During an update it cannot, as its weights belong to no step, unless all ranks load saved state.
+        During an update it cannot, as its weights belong to no step, unless all ranks rebuild their models anyway when
+        they reconnect (`loads`).
         """
         return (self.active or self.arriving) and (not self.snapshots.updating or self.loads)
 

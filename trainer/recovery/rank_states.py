@@ -41,9 +41,9 @@ class RankState(msgspec.Struct, frozen=True, array_like=True):
     """
 
     step: int
-    drawn: GeneratorStates
+    drawn: GeneratorStates  # of the random generators, after the step
     names: tuple[str, ...] = ()  # of its losses, in a step that is logged
-    losses: list[float] = []  # of each micro-batch the sum and the count by name
+    losses: list[float] = []  # flat: for each micro-batch, for each of `names` in order, its sum and its count
     buffers: bytes = b""  # of the model, on the rank that all others follow in them
     others: list[list[float]] = []  # the losses of ranks that took part in the step and are no more
     resized: bool = False  # the set of ranks changed during the step, so all seed their generators again after it

@@ -61,7 +61,10 @@ def _existing(folder: Path, name: str, data: str, hint: str) -> Path:
 
 
 def _cifar_batch(path: Path) -> tuple[Tensor, Tensor]:
-    """Return images and labels of one batch file. Raises BadSettings if its contents are not as expected."""
+    """Return (images as bytes, N x 3 x 32 x 32; their N labels, 0 to 9) of one batch file.
+
+    Raises BadSettings if its contents are not as expected.
+    """
     try:
         batch = read_pickled_bytes(path.read_bytes())
     except NotPlain as error:

@@ -211,7 +211,7 @@ class _Proving:
     target: RepeatedJob
     id: RunId
     kills: int  # in each disturbed run
-    seed: int
+    seed: int  # draws the steps of the kills
     metrics: Sequence[str]  # to be compared; empty: all but rates and times
     tell: Tell  # prints a line on the progress
     runs: list[Run] = field(default_factory=list)

@@ -45,7 +45,9 @@ _OWN_CORES = "a core, or more, for each rank: see resources.cpus_per_rank"
 
 
 def accounted(points: Sequence[ScaledRun]) -> list[ScaledRun]:
-    """Return the points, each compared with the point of the same strategy and scaling that has the fewest ranks."""
+    """Return the points with speed-up, efficiency, lost time and a sentence on them filled in, where they are known:
+    each compared with the point of the same strategy and scaling that has the fewest ranks.
+    """
     return [_beside(point, _base(point, points)) for point in points]
 
 

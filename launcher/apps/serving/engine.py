@@ -124,9 +124,11 @@ class Engine:
             self._spawn(self._watch())
 
     async def _first_whole(self, choices: "Sequence[Entry | None]") -> "WorkerGroup":
-        """Start and return workers for the first of the checkpoints that can be loaded; damaged ones are skipped.
+        """Start and return workers for the first of the checkpoints in `choices`; one that is damaged is skipped, with
+        a warning.
 
-        None stands for no checkpoint. Raise NotLoaded if the last one cannot be loaded.
+        With None, the service loads without a checkpoint. Raise NotLoaded if the last one is damaged, or any cannot be
+        loaded for another reason.
         """
         for choice in choices:
             try:

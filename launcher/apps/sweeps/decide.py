@@ -187,7 +187,7 @@ def promotable(paused: Sequence[TrialView], aim: Aim) -> list[TrialView]:
 
 
 def _promoted(trial: TrialView) -> PromoteTrial:
-    """Return the action that resumes a paused trial."""
+    """Return the action that resumes the run of a trial that was paused at a rung and is now among the best there."""
     return PromoteTrial(trial.number, trial.run.attempt if trial.run is not None else 0)
 
 

@@ -19,7 +19,8 @@ def queue_extensions(sweep: SweepDir, status: SweepState, count: int, overrides:
     """Queue further training of the runs of the `count` best trials, with the changes in `overrides`, as new trials;
     return the runs' ids, the best first.
 
-    Raise BadInput or Refused, without queueing anything, if that is impossible.
+    Nothing is queued if that is impossible: raise BadInput if fewer than `count` trials are complete or an override
+    does not fit the sweep, and Refused if the sweep has failed or its time is over.
     """
     record = record_of(sweep)
     _check(sweep, record, status, overrides)

@@ -289,11 +289,12 @@ class Sweep:
         return wanted
 
     def extend(self, best: int, overrides: Sequence[str]) -> list[str]:
-        """Train the runs of the `best` best trials further, from their checkpoints, with the changes in `overrides`;
-        return the runs' ids.
+        """Train the runs of the `best` best trials further, from their checkpoints, with the changes in `overrides`,
+        such as more steps; return the runs' ids, the best first.
 
-        Each becomes one more trial with the same options and the same run; trials that have not started yet wait for
-        them. Raise BadInput or Refused, without queueing anything, if that is impossible.
+        Each of these runs is resumed as one more trial with the options of its first one; trials that have not started
+        yet come after these. Raise BadInput or Refused, without queueing anything, if that is impossible, as when
+        fewer trials are complete.
         """
         from launcher.apps.sweeps.extending import queue_extensions  # late: Optuna takes a second
 

@@ -139,8 +139,8 @@ class BookedTrial:
 
 
 class TrialBook:
-    """The trials in Optuna's journal. One conductor writes at a time; other processes may read, or queue trials through
-    Optuna.
+    """The trials in Optuna's journal. Only the conductor, the process that conducts the sweep, writes through it, and
+    only one at a time; other processes may read, or queue trials through Optuna.
     """
 
     def __init__(self, sweep: SweepDir, record: SweepRecord) -> None:

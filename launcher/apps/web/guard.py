@@ -37,8 +37,8 @@ class Access:
     def comes_in(self, request: HTTPConnection) -> bool:
         """Return whether the request has the token in its address, as when a user opens the printed address.
 
-        It counts only for one of `pages`, whose script then removes the token from the address bar; a redirect would
-        lose the new cookie.
+        It counts only for one of `pages` and not for a POST. The page's script then removes the token from the address
+        bar, as a redirect to an address without the token would lose the cookie that this answer sets.
         """
         given = request.query_params.get("token", "")
         return request.scope["method"] != "POST" and request.url.path in self.pages and equal(given, self.keys.token)

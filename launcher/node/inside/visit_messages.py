@@ -126,7 +126,9 @@ class VisitDeclined(msgspec.Struct, frozen=True, tag="declined"):
 
 
 class KilledHere(msgspec.Struct, frozen=True, tag="killed"):
-    """The answer to KillHere: the number of processes that were ended."""
+    """The answer to KillHere, the request to kill one rank or all processes of the run on this node: the number of
+    processes that were killed.
+    """
 
     processes: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 

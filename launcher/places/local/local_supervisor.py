@@ -64,8 +64,10 @@ class LocalSupervisor(Strategy):
         return self.carry(attempt if attempt is not None and claim_attempt(attempt.started) else None)
 
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
-        """Run the attempt until its end is written, and return that end. Before the run's first attempt here, wait
-        until the run may start.
+        """Run the attempt until its end is written, and return that end.
+
+        Before the run's first attempt here, wait for what the spec's `queue` names and for the GPUs that the run takes
+        on this machine. If the run ends meanwhile, such as by a stop, nothing is started.
         """
         run, places, self._places = self.run, self._places, ()
         write_record(attempt.handle, Handle("local", supervisor=this_process()))

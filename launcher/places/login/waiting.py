@@ -73,7 +73,10 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _run_on_login_node(one: AwaitedRun, address: Address) -> Predecessor:
-    """Return the run to wait for under its id on the login node; raise Refused if it is not on that node."""
+    """Return the condition to wait for the run `one`, with the id that this run has on the login node at `address`.
+
+    Raise Refused if the run is not on that node.
+    """
     run = RunDir(Path(one.run_dir))
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None

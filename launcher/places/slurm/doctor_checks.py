@@ -232,8 +232,10 @@ def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
 
 
 def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[str]) -> Finding:
-    """Return the finding about preemption by the plug-in `kind` and the cluster's `mode`, None if Slurm does not show
-    these; `of_partitions` are the modes that partitions have of their own. It is a warning if a mode suspends jobs.
+    """Return the finding about preemption: off, a warning if it suspends jobs, or else fine.
+
+    `kind` is Slurm's PreemptType and `mode` its PreemptMode (None: not shown; without a type it counts as off), and
+    `of_partitions` are the modes that partitions have of their own.
     """
     if kind in (None, "preempt/none", "(null)") or mode == "OFF":
         return ok("preemption", "off: no job makes way for another")

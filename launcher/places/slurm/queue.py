@@ -138,7 +138,9 @@ class SlurmSystem(BatchSystem):
         return SbatchExecutor().hand_over(script, environ, lock, limit_s=SUBMIT_S)
 
     def try_out(self, script: str) -> str:
-        """Return Slurm's answer about this script, by `sbatch --test-only`."""
+        """Return a line for the user, from `sbatch --test-only`: when and on which nodes Slurm could start this script,
+        or why it would refuse it. Nothing is submitted.
+        """
         answer = ask(["sbatch", "--test-only"], stdin=script)
         starts_at, nodes = read_test_only(answer.err)
         if starts_at is None:
@@ -272,7 +274,9 @@ class SlurmSystem(BatchSystem):
         return {host: _node_answer(known[host]) for host in hosts if host in known}
 
     def warn_before_s(self, plan: Plan) -> float:
-        """Return how many seconds before its limit the run is warned."""
+        """Return how many seconds before its time limit Slurm warns the run by a signal: `slurm.signal_before`, but at
+        most half of the limit and at least ten seconds.
+        """
         return script.signal_before_s(plan)
 
 

@@ -116,8 +116,8 @@ class SshCluster(Place):
                 ask.ask_lost(run)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return the state of each run as its hosts report it, or None while it is being handed over; copy the hosts'
-        records here.
+        """Return the state of each run as its hosts report it, or None while its submitter is still handing it to them;
+        copy the hosts' records here. A run whose hosts do not answer has an unknown state, with the reason.
         """
         wholes = [(run.whole, attempt if run.whole == run else last_attempt(run.whole)) for run, attempt in attempts]
         return look.look(wholes, self._not_mended)
@@ -187,8 +187,10 @@ class SshCluster(Place):
         return tidying.tidy(runs, remove=remove)
 
     def discover(self, ref: str) -> Path | None:
-        """Create a folder here for the run that another machine submitted and whose id is `ref` or begins with it.
-        Return the folder, or None if there is no such run.
+        """Create a folder here for the run that another machine submitted to a pool of hosts, and whose id is `ref` or
+        begins with it. Return the folder, or None if no pool in the clusters file has such a run.
+
+        Raise NoSuchRun if several runs' ids begin with it, Unreachable if none was found and not all hosts answered.
         """
         from launcher.places.ssh.submit import discovery  # late: it reads YAML
 

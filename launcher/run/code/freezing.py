@@ -129,10 +129,11 @@ def stored(run: RunDir, digest: str) -> Path:
 
 
 def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch: Watch, *, fsync: bool) -> Freezing:
-    """Copy the code into the store, and into the target unless it is None, and hash only what has changed; with `fsync`
-    the target is durable on return.
+    """Copy the code into the store, if it is not there, and into the target unless it is None; with `fsync` the target
+    is durable on return.
 
-    `now_ns` is the current time, and the files are iterated through `watch`, which can report progress.
+    Only files that have changed since the store's index noted their hashes are hashed. `now_ns` is the current time,
+    and the files are iterated through `watch`, which can report progress.
     """
     index, digest = CodeIndex(store, code.root, now_ns), ""
     if not index.is_empty:

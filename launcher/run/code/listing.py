@@ -85,7 +85,10 @@ def list_frozen(folder: Path) -> CodeList:
 
 
 def list_again(code: CodeList) -> CodeList:
-    """Return the listed files with their current status, without files that no longer exist."""
+    """Return the list with the present size and status (`os.lstat`) of each file, without files that are gone.
+
+    No file is added.
+    """
     return with_files(_listed(code.root, {file.path for file in code.files} - {*code.beside}), code.beside)
 
 

@@ -52,15 +52,15 @@ def stage(run: RunDir, attempt: AttemptDir, code: CodeList, watch: Watch = iter)
 def swap(run: RunDir, attempt: AttemptDir, frozen: Collection[str]) -> None:
     """Make the staged code the run's code, and keep the old code with the previous attempt.
 
-    Files of the old code that are not in `frozen` are outputs of ranks; the new code gets links to them.
+    Files of the old code that are not in `frozen` are outputs of ranks; they are moved to the new code.
     """
-    _link_outputs(run.code, attempt.code, frozen)
+    _move_outputs(run.code, attempt.code, frozen)
     finish_swap(run, attempt)
 
 
 def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
     """Finish a swap of the code that a killed submitter left half done; do nothing if none is. Ranks' outputs that were
-    not linked yet stay with the old code.
+    not moved yet stay with the old code.
     """
     if not attempt.code.is_dir():
         return
@@ -72,8 +72,10 @@ def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
         sync_dir(folder)
 
 
-def _link_outputs(old: Path, new: Path, frozen: Collection[str]) -> None:
-    """Link files of the folder `old` that are not in `frozen`, the outputs of ranks, into the folder `new`."""
+def _move_outputs(old: Path, new: Path, frozen: Collection[str]) -> None:
+    """Move the outputs of ranks, the files of the folder `old` that are not in `frozen`, to the folder `new`; a file
+    stays where it is if its path is taken there.
+    """
     for name in sorted(walk(old, "", lambda name: name in frozen)):
         place = new / name
         if not os.path.lexists(place) and not any(os.path.lexists(up) and not up.is_dir() for up in place.parents):

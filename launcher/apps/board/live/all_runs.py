@@ -83,7 +83,7 @@ class _Looked(NamedTuple):
 
     run: api.Run
     status: RunStatus
-    changed: tuple[int, ...]  # of each record, in ns since the epoch; 0: it does not exist
+    changed: tuple[int, ...]  # of its state and of its labels, in ns since the epoch; 0: the file does not exist
 
 
 class AllRuns:

@@ -90,7 +90,7 @@ _Line = tuple["array[int] | array[float]", "array[float]", int, int]  # where it
 def _line(run: MeasuredRun, name: str, by: By) -> "tuple[array[int] | array[float], array[float]]":
     """Return (positions, values) of a metric in ascending order; positions are steps or times, as `by` says.
 
-    If each step has a value, these are the arrays in memory, not copies.
+    They may be the run's own arrays and not copies, so the caller must not change them.
     """
     if (whole := run.column(name)) is not None:
         steps, at, values = whole

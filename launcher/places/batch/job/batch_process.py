@@ -177,9 +177,9 @@ class BatchSupervisor(Strategy):
     _place: AgentPlace | None = None  # a prepared process that is to become the next attempt's agent on this node
 
     def supervise(self, go: BinaryIO) -> int:
-        """Run the attempts of this job's run, and return the exit code that the scheduler records. `go`, a pipe on
-        which other supervisors wait for a message from their starter, is closed unread, as a batch process starts at
-        once.
+        """Run the attempts of this job's run, and return the exit code that the scheduler records.
+
+        It starts at once: `go`, a pipe on which other kinds of supervisors wait for a message, is closed unread.
         """
         go.close()
         die_with(os.getppid())  # else Slurm's end of a job whose parent died would look like a user's

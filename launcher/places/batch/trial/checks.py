@@ -193,7 +193,10 @@ def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | Non
 
 
 def silence_finding(lines: Sequence[str], words: QueueNames) -> Finding:
-    """Return the finding that the scheduler did not answer, with the lines of its command's error."""
+    """Return the finding that the scheduler did not answer, with the first of `lines`, the error of its command.
+
+    Its hint is the line of the error that begins with `hint: `, or else the usual one for this scheduler in `words`.
+    """
     hint = next((line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")), words.silent_hint)
     return problem(words.server, lines[0], hint, unreachable=True)
 

@@ -169,7 +169,7 @@ def read_sacct(code: int, out: str, err: str = "") -> list[SlurmJob] | None:
 
 
 def _accounted(fields: Sequence[str]) -> SlurmJob:
-    """Return the job in a row of sacct's fields."""
+    """Return the job in one row of sacct's output, whose fields are those of `_ACCOUNT_FIELDS`."""
     name, raw_id, state, exit_code, submitted_at, starts_at, ended_at, hosts = fields
     job_id, array = _identity(name)
     code, _, signal = exit_code.partition(":")

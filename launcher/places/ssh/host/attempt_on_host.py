@@ -159,7 +159,11 @@ class AttemptOnHost:
             self.end(AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, 0.0, why))
 
     def end(self, end: AttemptEnd) -> None:
-        """Write the attempt's end; a host that does not lead the attempt marks it as its own view alone."""
+        """Write the attempt's end to this host's records.
+
+        If hosts share no disk and this host does not lead the attempt, the end is marked `alone`: other hosts may have
+        continued.
+        """
         alone = self.plan.disks_apart and self.plan.nodes[0].host != self.host
         write_end(self.run, self.attempt, msgspec.structs.replace(end, alone=alone), self.plan)
 

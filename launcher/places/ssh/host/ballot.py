@@ -116,8 +116,9 @@ class Ballot:
         return self.voter.against_append(Append(replica.attempt, replica.node))
 
     def elected(self, node: int) -> bool:
-        """Return whether this host voted for host number `node` and has not accepted the attempt of that host yet;
-        until then its history replaces this host's.
+        """Return whether this host voted for host number `node` and has not accepted the attempt of that host yet.
+
+        Until it has, the records that the voted host sends replace those of this host.
         """
         return self.voted[1] == node and self.voted[0] > self.voter.newest.attempt
 

@@ -159,8 +159,8 @@ def _another_was_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> b
 
 
 def wait_and_run(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
-    """Wait for slots on the GPUs `gpus`, then run one attempt after the other until the run has ended here; return the
-    exit code.
+    """Wait for the run's turn, if its `queue` options hold it back, and for slots on the GPUs `gpus`; then run one
+    attempt after the other until the run has ended here. Return the exit code, also if it ends during the wait.
     """
     supervisor.here.register()
     if waits_first(supervisor.plan) and not wait_for_turn(supervisor, wakeup):

@@ -344,8 +344,8 @@ class RecordReplicator:
             copies.copied = self._held_by_half(name)
 
     def _held_by_half(self, name: str) -> float:
-        """Return how many bytes of the history `name` half of the voters have, infinity if this host alone is half of
-        them.
+        """Return how many bytes of the event file `name` at least half of the voters have; infinity if this host, the
+        leader, is half of them by itself.
         """
         return held_by_half([self._bytes_of(number, name) for number in self._voters])
 

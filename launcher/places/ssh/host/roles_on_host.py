@@ -46,7 +46,9 @@ class RolesOnHost:
         return all(agent.pid is None for one in self._here.values() for agent in one.agents)
 
     def look(self) -> None:
-        """Start the agents of attempts that were opened, and end those of attempts that are over."""
+        """Start this host's agents of each role whose coordinator has opened an attempt, and end those of attempts that
+        are over: at once if a newer one follows, else once their ranks have had their time to exit.
+        """
         for plan in self._supervisor.plan.roles:
             name, opened, here = Path(plan.run_dir).name, self._opened(plan), self._here.get(Path(plan.run_dir).name)
             if here is not None and (opened is None or opened.number != here.attempt.number):

@@ -402,7 +402,7 @@ class SupervisorState:
                     why = self._against_asker(question, asker)
                     if isinstance(question, Rejoin) and not why:
                         return self.running_attempt() or Declined("it does not lead")
-                    why = why or self._against(question)
+                    why = why or self._carry_out(question)
                     wakeup.stop_asked |= isinstance(question, Cancelled) and not why
             except OSError as error:  # the peer asks again; waiting here would make this host seem gone
                 why = said_by_the_system(error)
@@ -437,8 +437,10 @@ class SupervisorState:
             return ""
         return f"{asker} does not speak for {name[:100] or 'nobody'}"
 
-    def _against(self, question: _ToBeDone) -> str:
-        """Carry out the request; return why that was refused, or ""."""
+    def _carry_out(self, question: _ToBeDone) -> str:
+        """Carry out a request of another supervisor of the run, other than one to rejoin; return why it is refused, or
+        "".
+        """
         match question:
             case Prepare(attempt=attempt):
                 return self._against_leader_of(attempt) or self.ready.prepare()
