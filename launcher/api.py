@@ -693,7 +693,10 @@ def compare(runs_: "Sequence[Run]") -> "Comparison":
 
 
 def uncommitted(run: Run) -> "CodeComparison":
-    """Return how the code that the run froze differs from the commit that was checked out when it was submitted."""
+    """Return how the code that the run froze differs from the commit that was checked out when it was submitted.
+
+    If that cannot be told, as there was no commit or the code is not on this machine, `unknown` says why.
+    """
     from launcher.status.compared import since_commit  # late: likewise
 
     return since_commit(RunDir(run.path), run.status().attempt)

@@ -83,7 +83,7 @@ class World:
 
     @property
     def stage(self) -> int:
-        """The number of the pipeline stage that this rank has."""
+        """The number of the pipeline stage that this rank has, from 0; 0 without a pipeline."""
         return self.rank // self.ranks_per_stage
 
     @property

@@ -13,10 +13,10 @@ class Episodes:
     """The episodes of one step at a time; if an actor disconnects, another actor plays its episode.
 
     `policy` has the weights as JSON, `waiting` the numbers of episodes without an actor, `played` the finished ones by
-    number, and `count` is how many the step has.
+    number, and `count` is how many the step has. `changed` guards the fields and wakes threads that wait for a change.
     """
 
-    step: int = -1
+    step: int = -1  # of training; -1 before the first
     policy: Any = None  # as JSON
     waiting: list[int] = field(default_factory=list)  # numbers of episodes that nobody plays yet
     played: dict[int, Any] = field(default_factory=dict)

@@ -172,7 +172,8 @@ class _Part:
 
 
 def collect(one: api.Run) -> DebugArchive:
-    """Collect the contents of a run's archive, after fetching logs from the machines that answer.
+    """Collect the contents of a run's archive, after fetching logs from the run's machines; what could not be fetched
+    or has no room is listed in `left-out.txt`.
 
     Raise Refused if a secret's value is not on this machine, so that it cannot be redacted, and Damaged if a record
     with secrets cannot be read.

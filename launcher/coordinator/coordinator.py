@@ -175,8 +175,8 @@ class Coordinator:
     # -- nodes come and go
 
     def _joined(self, join: messages.Join) -> None:
-        """Handle an agent that joins: act on the loss of the agent that it replaces, if there is one, then let the
-        node's ranks continue or stop them.
+        """Handle an agent that joins: act on the loss of the agent that it replaces, if there is one; then let the
+        node's ranks continue if they are of the open generation, and stop any others.
         """
         arrival = self._attendance.arrive(join)
         if arrival is None:

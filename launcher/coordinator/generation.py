@@ -260,8 +260,9 @@ class Generation:
             rank.lost = rank.exit is None
 
     def stalls(self, node: int) -> bool:
-        """Return True if a rank of the node that has reported before is silent so long that it counts as hung
-        (`Silence`), or if every live rank of the generation is.
+        """Return True if a rank of the node counts as hung, because it has been silent for too long (`Silence`).
+
+        A rank that has never reported does not suffice, unless every live rank of the generation counts as hung.
         """
         if not self._idle:
             return False

@@ -31,7 +31,8 @@ class Pace:
         self.moves = False  # this generation has made a step: ranks may report the one that they load, too
 
     def restart(self, *, in_place: bool = False) -> None:
-        """Begin to count for a new generation.
+        """Begin to count the progress (`made`) and the step rate of a new generation; the newest step, checkpoint and
+        metrics stay.
 
         With `in_place` the generation continues from the current step, else from the newest checkpoint.
         """
@@ -85,7 +86,7 @@ class Pace:
         return (last - first) / span_s if span_s > 0 else None
 
     def still_s(self, mono: float) -> float:
-        """Return the seconds since the last new step, or 0.0 if there was none."""
+        """Return the seconds since the last new step of this generation, or 0.0 if it has made none."""
         return mono - self._samples[-1][0] if self._samples else 0.0
 
     def _reach(self, step: int, mono: float) -> None:

@@ -197,7 +197,10 @@ class CoordinatorServer:
     # -- connections
 
     async def _attend(self, wire: Wire[ToCoordinator, ToAgent]) -> None:
-        """Serve one agent's connection until it closes."""
+        """Serve one agent's connection until it closes, in place of an older one of the same node, which is aborted.
+
+        Raise WireError if the first message is not the Join of a node of the plan, or TimeoutError if none comes.
+        """
         async with asyncio.timeout(handshake_limit_s(len(self._plan.nodes))):
             join = await wire.receive()
         if not isinstance(join, messages.Join) or not 0 <= join.node < len(self._plan.nodes):

@@ -112,8 +112,9 @@ def _loads(nodes: NodeTable, generation: Generation | None) -> Iterator[NodeLoad
 
 
 def _message(standing: Standing, nodes: NodeTable, generation: Generation | None) -> str:
-    """Return the message of the run's status: at which breakpoints ranks wait, else the addresses that they serve, else
-    what is under way; and after it which replaced ranks may still run.
+    """Return the message of the run's status: at which breakpoints ranks wait; if none does, the addresses that ranks
+    serve; if none does, what is under way (`standing.message`). It ends with the nodes where replaced ranks may still
+    run, if any.
     """
     said = _debugged(generation) or _serving(generation) or standing.message
     return "; ".join(filter(None, (said, _unaccounted(nodes))))

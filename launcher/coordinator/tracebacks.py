@@ -44,7 +44,7 @@ class _Message(msgspec.Struct, frozen=True):
 class _ErrorFile(msgspec.Struct, frozen=True):
     """The content of an error file as `torch.distributed.elastic.multiprocessing.errors` writes it."""
 
-    message: str | _Message = ""
+    message: str | _Message = ""  # plain text in some cases, without a traceback of its own
 
 
 def read_error_file(path: Path) -> ExceptionReport | None:

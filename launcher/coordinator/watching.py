@@ -362,8 +362,9 @@ class Watch:
             self._stragglers.check()
 
     def _start_timed_out(self) -> None:
-        """Exclude the reachable nodes that started no rank within the time limit, and close the generation; do nothing
-        if there is none.
+        """Exclude the reachable nodes that started no rank within the time limit, and close the generation.
+
+        If all nodes that are still awaited are out of reach, only set the limit anew: their leases decide.
         """
         attempt, generation = self._attempt, self._attempt.current
         waited_for = sorted(generation.starting) if generation.led else generation.members[:1]

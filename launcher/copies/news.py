@@ -28,8 +28,8 @@ def say(text: str) -> None:
 
 
 def counted(items: Sequence[T], doing: str, monotonic: Callable[[], float] = time.monotonic) -> Iterator[T]:
-    """Yield the items, and once this has taken more than a second report their number to listeners that watch progress;
-    `doing` begins the line.
+    """Yield the items, which are files, and report how many of them are done: after a second, and then every five
+    seconds, with a line that begins with `doing`. Only listeners that asked for progress get it.
     """
     due = monotonic() + _FIRST_S
     for done, item in enumerate(items):

@@ -100,7 +100,9 @@ def evidence(node: int, links: Iterable[MeasuredLink], wanted: str) -> str:
 
 
 def summary(links: Collection[MeasuredLink]) -> str:
-    """Return one line with the range of rates of all links, for an event."""
+    """Return one line for an event: how many of the links were measured, their median and lowest rate, and their
+    longest round trip.
+    """
     measured = sorted((link for link in links if not link.problem), key=lambda link: link.bytes_per_s)
     some = f"{len(measured)} of {len(links)} link{'s' if len(links) > 1 else ''} between nodes measured"
     if not measured:

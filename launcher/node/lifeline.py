@@ -217,10 +217,11 @@ class Lifeline:
             self._wire.close()
 
     async def _reach(self) -> Wire[ToAgent, ToCoordinator] | None:
-        """Return an authenticated connection to the coordinator that the run directory names now, or None if none can
-        be made yet.
+        """Try once to connect to the coordinator that the run directory names now. Return an authenticated connection,
+        or None if there is none yet; a new reason is written to the agent's log.
 
-        After each attempt that ends without an answer, the next one waits twice as long for it, up to a limit.
+        After each try to which the coordinator does not answer in time, the next one allows it twice as long, up to a
+        limit.
         """
         try:
             endpoint = read_record(self._home.attempt.endpoint, Endpoint)

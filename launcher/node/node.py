@@ -350,8 +350,10 @@ class NodeAgent:
         self._send_heartbeat()
 
     def ended(self, exited: messages.Exited) -> None:
-        """Send the end of a rank; after the node's last rank, start to wait until copies of the ranks' files are
-        complete.
+        """Send the end of a rank to the coordinator.
+
+        After the node's last rank, if the plan has the last checkpoint copied before the run ends, start a task that
+        waits for these copies and then sends Settled.
         """
         self._line.send_reliably(exited)
         if self._home.plan.copies_last and self._group is not None and self._group.over:

@@ -771,7 +771,10 @@ def last_line(error: BaseException) -> str:
 
 
 def chain(error: Optional[BaseException]) -> list[BaseException]:
-    """Return the exception and those it was raised from or while handling, as far as a traceback shows them."""
+    """Return the exception, then the one that it was raised from or while handling, then that one's and so on.
+
+    Exceptions that a traceback does not show are left out, and so are all after the first eight.
+    """
     found: list[BaseException] = []
     while error is not None and not any(error is one for one in found) and len(found) < MAX_CHAIN:
         found.append(error)
@@ -1029,8 +1032,10 @@ def frames_in(frame: Optional[types.FrameType]) -> list[Frame]:
 
 
 def flight_of(c10d: Any) -> dict[str, Any]:
-    """Return `groups`, the process groups of this rank with the newest collectives of each (`group_of`), or `problem`,
-    the reason why they cannot be read. `c10d` is torch.distributed's module.
+    """Return a dict with `groups`: this rank's process groups with the newest collectives of each, as `group_of`
+    returns them, those with an unfinished collective first and only as many as a report has room for.
+
+    If they cannot be read, the dict has `problem`, the reason, instead. `c10d` is torch.distributed's module.
     """
     found = recorded_by_group(c10d, with_frames=True)
     if found is None:

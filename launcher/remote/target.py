@@ -266,8 +266,10 @@ def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, age
 
 
 def _files(words: Sequence[str], tokens: Mapping[str, str], name: str) -> list[Path]:
-    """Return the paths of files in an SSH option, with variables and tokens such as %h, which are in `tokens`, filled
-    in; `name` is the host's name for messages. Raise BadInput for an unknown token or a variable that is not set.
+    """Return the paths that `words`, the values of an SSH option, stand for; the word `none` stands for no file.
+
+    Variables and tokens such as %h, whose values are in `tokens`, are filled in. `name` is the host's name for
+    messages. Raise BadInput for an unknown token or a variable that is not set.
     """
     return [Path(_path(word, tokens, name)) for word in words if word.lower() != "none"]
 

@@ -289,7 +289,7 @@ class _Look:
         return Living(kept, coordinator, agents, last), submitter
 
     def _agents(self, attempt: AttemptDir) -> list[ProcessId]:
-        """Return the process ids of the attempt's agents, as they registered."""
+        """Return the process id of each agent of the attempt, as the agent recorded it, whether or not it is alive."""
         name = attempt.agent(0).name
         records = (self.read(path, AgentRecord) for path in attempt.path.glob(f"*/{name}"))
         return [record.process for record in records if record is not None]

@@ -97,7 +97,7 @@ def _metrics(status: RunStatus) -> str:
 
 
 def _duration(status: RunStatus, now: float) -> str:
-    """Return the run's duration as text."""
+    """Return the run's duration as text, or "" if it has not started or its end was not recorded."""
     seconds = duration_s(status, now)
     return "" if seconds is None else _time(seconds)
 

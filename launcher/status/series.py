@@ -129,10 +129,12 @@ def newest_reported(run: RunDir, attempt: int) -> int:
 
 
 def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]]:
-    """Yield (step, {metric: value}) once for each step as it is written, waiting for steps until no more will be
+    """Yield (step, {metric: value}) once for each step, in order, and wait for further steps until no more will be
     written.
 
-    `over` is called before each read, and returns whether no more will be written.
+    A step is yielded once a later one is written, as more of its values may follow until then, or at the end. If it is
+    repeated after a restart, it is not yielded again. `over` is called before each read, and returns whether no more
+    will be written.
     """
     last, seen = -1, -1
     while True:

@@ -170,8 +170,8 @@ class RolesOfRun:
         return self._roles.ended(self._main, end, time.monotonic())
 
     def failure(self, end: AttemptEnd) -> Failure | None:
-        """Return the failure to show if a role ended the run: its rank, node and log, and cause and message from
-        `end`. Return None if the run ended without a cause.
+        """Return the failure to show for the run when it ends by its roles: the rank, node and log of the role that
+        ended it (the main one, if no other did), and cause and message from `end`. Return None if `end` has no cause.
         """
         if end.cause is None:
             return None

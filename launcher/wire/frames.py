@@ -340,8 +340,8 @@ class _Inbox:
         self._loop.add_reader(self._epoll.fileno(), self._read)
 
     def _read(self) -> None:
-        """Read all connections on which something has arrived, in one call, so that heartbeats do not wait while many
-        new peers are accepted.
+        """Read each connection on which something has arrived, all in one callback of the event loop, so that
+        heartbeats do not wait for one turn of the loop each while many new peers are accepted.
         """
         for descriptor, _ in self._epoll.poll(0, max(1, len(self._lines))):
             lines = self._lines.get(descriptor)

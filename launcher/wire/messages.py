@@ -229,10 +229,10 @@ class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
-    """agent → coordinator: this node's ranks have ended, and copying their files to another node is complete or given
-    up.
+    """agent → coordinator: this node's ranks have ended, and the copies that the spec asks for (on another node, or
+    uploaded) of their last checkpoint are complete or given up.
 
-    `problem` is why the newest has no copy, or "".
+    `problem` is why that checkpoint could not be copied, or "".
     """
 
     node: int

@@ -61,7 +61,7 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
         return range(self.file, self.file + self.count * self.stride, self.stride)
 
     def part(self, number: int) -> "Chunk":
-        """Return the part of a row with this number."""
+        """Return the part of this row with the given number, from 0, as a chunk of its own."""
         begin = self.offsets[self.dim] + number * self.lengths[self.dim] if self.offsets else 0
         return Chunk(
             self.file + number * self.stride, self.at, _with_number_at(self.offsets, self.dim, begin), self.lengths

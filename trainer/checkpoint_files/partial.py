@@ -113,7 +113,8 @@ def order(held: Held) -> tuple[int, int, float, str]:
 def committed_over(disks: Iterable[tuple[int, Sequence[Held]]], kind: Kind = "step") -> list[SaveOnDisks]:
     """Return the checkpoints that are committed on some of these numbered disks, oldest first.
 
-    `disks` gives each disk's number with its `inventory`.
+    Files of them may be missing on all disks. `disks` gives each disk's number with its `inventory`; `kind` chooses
+    the checkpoints by step or the best ones.
     """
     saves: dict[tuple[int, str], SaveOnDisks] = {}
     for disk, held in ((disk, held) for disk, listed in disks for held in listed if held.kind == kind):

@@ -61,7 +61,7 @@ class Fetchers(Protocol):
     size: int
 
     def ask(self, worker: int, task: Any) -> None:
-        """Give a worker a task."""
+        """Queue a task for a worker without waiting; `take` returns the answer. The worker answers in order."""
 
     def take(self, worker: int) -> Any:
         """Return the answer to the oldest task of this worker whose answer was not taken yet; wait for it."""

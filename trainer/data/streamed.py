@@ -143,10 +143,11 @@ class Sharded:
         return {**self._reader_numbers(), "readers": readers, "turn": after.turn, "ended": sorted(after.ended)}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> Turns | None:
-        """Return the positions from plain values that the method `saved` returned, or None to begin the epoch again.
+        """Return the positions from plain values that the method `saved` returned.
 
-        `done` counts the samples of the epoch that are over. Raises BadSettings in the middle of an epoch if the
-        numbers of ranks or workers differ from those saved.
+        None means to begin the epoch again: no readers' positions were saved, or those of other numbers of ranks or
+        workers. Raises BadSettings if such numbers differ in the middle of an epoch (`done`, the samples that are over,
+        is not 0) and the stream has a position of its own.
         """
         if saved is None:
             return None

@@ -26,9 +26,10 @@ class TrainData:
     `batch_size` counts the samples of one optimizer step over all ranks and micro-batches, so that neither the number
     of ranks nor `accumulate` changes the training.
 
-    The position is the same on all ranks, unless `per_rank`: a stream that shards itself has one on each rank, and a
-    part that all share (`SharedPlace`). With several ranks such a stream, or one in canonical shards, also needs
-    `sum_over_ranks`, which tells whether any rank has samples left; it is called once a step.
+    The position (`state_dict`) is the same on all ranks, unless `per_rank`: a stream that shards itself has its own on
+    each rank, of which `SharedPlace` saves what is equal on all. With several ranks such a stream, or one in canonical
+    shards, also needs `sum_over_ranks`, which adds up a number of each rank; it is called once a step to learn whether
+    any rank has samples left.
 
     Instead of a data set a loader that keeps its own position may be given (loaders.py): `shuffle`, `drop_last`,
     `workers` and the like are its own then, and `per_rank` and `sum_over_ranks` are as for a stream that shards itself.

@@ -69,7 +69,11 @@ class CsvLogger(Callback):
             self._write_or_warn(self._read)
 
     def _read(self, path: Path) -> None:
-        """Read the table, if there is one. Raises BadSettings for a file that is no such table."""
+        """Read columns and rows of the table, if there is one; a last row that a kill cut short is removed from it.
+
+        Raises BadSettings for a file whose first column is not `step`, or with a row that has no step or has too many
+        values.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text() if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last row short, but never the first

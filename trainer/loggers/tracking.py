@@ -98,7 +98,8 @@ class TrackingLogger(Callback):
     def on_end(self, _training: Training) -> None:
         """Send the waiting values within the time that the logger allows for it, and end the connection.
 
-        If the training has not finished, the values of its newest step are dropped.
+        If the training has not finished, the values of its newest step are dropped: when it is resumed they are sent
+        from the metrics files, or the step is repeated.
         """
         self._row = None  # where it is not done it comes back: from metrics.jsonl, or by doing it again
         sender, self._sender = self._sender, None

@@ -283,7 +283,10 @@ class StepSnapshots:
         return f"a{self.launched.attempt:04d}.g{self.launched.generation:04d}"
 
     def _path(self, world: World) -> Path:
-        """Return how the paths of this rank's state files begin. Raises OSError if launch gave no folder."""
+        """Return the path to which a suffix is added for each of this rank's state files. `world` tells the rank.
+
+        Raises OSError if launch gave no folder.
+        """
         if self.launched.rank_state_dir is None:
             raise OSError("launch gives no folder in memory")
         return self.launched.rank_state_dir / f"rank-{world.rank:05d}"

@@ -288,9 +288,9 @@ class Survivor:
         loop.survivor, loop.updating, loop.checkpointer.would_regroup = self, self.updating, self._has_joiners
 
     def _check_arrived(self) -> None:
-        """Wait for the device's work.
+        """Wait for the work queued on the device, so that all that other ranks sent has arrived.
 
-        Raises DistNetworkError if connections were cut, as gradients of other ranks may then be missing.
+        Raises DistNetworkError if connections to other ranks were cut, as their gradients may then be missing.
         """
         if self.member is not None:
             group_connections.check_arrived(self.member.world.device)

@@ -494,8 +494,8 @@ class Trainer:
         """Return the strategy with its model: a given model is wrapped once, a function makes a new one each time.
 
         The strategy of an earlier call is kept if its ranks have met again after a kill, or if the model was given and
-        the ranks are the same. With `restored`, the first weights will be replaced and need not be drawn. `cuts` is the
-        store of a pipeline's cut, if there is a pipeline.
+        the ranks are the same. With `restored`, the first weights will be replaced and need not be drawn. `cuts` reads
+        and saves where a pipeline cuts the model into stages; None without a pipeline.
         """
         settings, built = self.settings, self._built
         goes_on = built is not None and built.world is world and world.rejoined

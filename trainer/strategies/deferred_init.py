@@ -144,9 +144,9 @@ class _DeferredInit(TorchDispatchMode):
 
 
 class _PastOperations(TorchFunctionMode):
-    """A function mode that raises WeightsWanted for reads of uninitialised memory that dispatch does not see.
+    """A function mode that raises WeightsWanted when a weight that was not initialised is read past torch's dispatch.
 
-    These functions are `__array__`, `__deepcopy__` and the like.
+    The functions that read memory so are `__array__`, `__deepcopy__` and the like; the exception ends the skipping.
     """
 
     def __init__(self, deferred: _DeferredInit) -> None:

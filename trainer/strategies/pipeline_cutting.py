@@ -247,9 +247,10 @@ def _of_stages(rows: Rows, times: dict[str, float]) -> tuple[float, ...]:
 def _slowest_by_layers(
     parts: Sequence[str], layers: Sequence[str], stages: int, times: dict[str, float]
 ) -> float | None:
-    """Return the share of the time that the slowest stage has if cut by layers, or None if that is impossible.
+    """Return the share, from 0 to 1, of all parts' time that the slowest stage has if cut by layers.
 
-    `times` has the seconds by part name.
+    It is None if there are fewer layers than stages. `layers` are those of the `parts` that count as layers; `times`
+    has each part's seconds by its name.
     """
     if len(layers) < stages:
         return None

@@ -21,7 +21,9 @@ _FILLS = (("#a8d1f0", "#d3e8f8"), ("#f0b26b", "#f8d9b3"))  # of a rank's first s
 def parts_of(module: nn.Module) -> list[str]:
     """Return the names of a model's parts, each of which is called with the previous one's output.
 
-    Raises BadSettings unless the model has a `pipeline` attribute or is an nn.Sequential.
+    They come from the model's `pipeline`, a list of names and patterns such as `blocks.*` or a method that returns one;
+    without it, an nn.Sequential is taken apart. Raises BadSettings for any other model, and if a pattern fits no module
+    or a module comes twice.
     """
     own = getattr(module, "pipeline", None)
     wanted = own() if callable(own) else own

@@ -75,9 +75,10 @@ def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module
 
 
 def _contexts(block: nn.Module, plain: Callable[[], Contexts]) -> Contexts:
-    """Return the contexts of the forward pass and of its repetition, made of those that `plain` returns.
+    """Return (the context of the block's forward pass, that of its repetition), made of the pair that `plain` returns.
 
-    The repetition uses copies of the buffers as they are now, or BatchNorm would count each batch twice.
+    During the repetition the block has copies of its buffers as they are now, at the call; otherwise BatchNorm would
+    count each batch twice.
     """
     first, again = plain()
     return first, _Repetition(_copied(_buffers(block)), again)

@@ -214,7 +214,10 @@ def hang_of(run: api.Run, status: RunStatus) -> HangReport | None:
 
 
 def command_in(advice: str) -> str:
-    """Return the command in a text such as `mend train.py:3, then launch resume RUN --code`, or "" if it has none."""
+    """Return the `launch` command that is all of a text, or what follows its last `, then `; "" if it has none.
+
+    An example of such a text is `mend train.py:3, then launch resume RUN --code`.
+    """
     return next((part for part in (advice, advice.rpartition(", then ")[2]) if part.startswith("launch ")), "")
 
 

@@ -218,8 +218,10 @@ class _Proving:
     once_more: list[FinishedRun | None] = field(default_factory=list)  # empty until the second undisturbed run is made
 
     def carry_out(self, modes: dict[str, Mode], *, keep: bool) -> Proof:
-        """Make all runs of the proof, one with kills in each of `modes` (by name), and return the result. If no run
-        differs from the undisturbed one, all runs are removed, unless `keep`.
+        """Make the undisturbed run, then one with kills in each of `modes` (by name), and return the result.
+
+        No run with kills is made if the undisturbed one fails or makes fewer than two steps. If all are shown to be
+        exact, all runs are removed, unless `keep`.
         """
         began = time.monotonic()
         alone, run = self._undisturbed("alone")

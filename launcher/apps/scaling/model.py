@@ -124,10 +124,11 @@ def fitted(observed: Sequence[Observed], *, weak: bool) -> Fitted | None:
 
 
 def _drawn(observed: Sequence[Observed], tree: bool | None, draw: random.Random, *, weak: bool) -> Fit:
-    """Return one fit to a random sample of the measurements.
+    """Return one fit to a random sample of the measurements: for each number of ranks, as many of its steps as were
+    measured, drawn with replacement.
 
-    `tree` is the shape of the all-reduce; None chooses one at random. With `weak`, each rank keeps its share of the
-    work.
+    `tree` says whether the all-reduce is along a tree or around a ring; None chooses one at random. With `weak`, each
+    rank keeps its share of the work.
     """
     works, talks = [], []
     for one in observed:

@@ -60,7 +60,7 @@ def speedup_picture(report: ScalingReport) -> str:
 
 
 def _spreads(report: ScalingReport) -> list[Spread]:
-    """Return all speed-ups in the report, measured and forecast."""
+    """Return the median and range of each speed-up in the report, first the measured ones, then the forecasts."""
     return [one.speedup for one in report.points if one.speedup is not None] + [one.speedup for one in report.forecasts]
 
 

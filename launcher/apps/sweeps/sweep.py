@@ -219,7 +219,9 @@ class Sweep:
         return said
 
     def best(self) -> TrialNote | None:
-        """Return the complete trial with the best value, or None if no trial is complete."""
+        """Return the complete trial with the best value, the least or the largest as the sweep's `mode` says; the
+        earlier one of equals. Return None if no trial is complete.
+        """
         sign = 1 if record_of(self._folder).options.mode == "max" else -1
         complete = [one for one in self.status().trials if one.state == "complete" and one.value is not None]
         return max(complete, key=lambda one: (sign * (one.value or 0.0), -one.number), default=None)

@@ -268,7 +268,11 @@ class LimitedProtocol(HttpToolsProtocol):
             raise ValueError("too many headers")
 
     def on_headers_complete(self) -> None:
-        """Check the token once the head is complete, and start the time limit for the body."""
+        """Note, once the head is complete, whether the request has the token, and start the time limit for the body.
+
+        A request without it goes on to the application, but its connection may be dropped to make room. Raises
+        ValueError if too many requests on the connection await an answer.
+        """
         self._in_head, self._head_bytes, self._drained = False, 0, 0
         if len(self.pipeline) >= self._limits.pipelined:
             raise ValueError("too many requests before the first was answered")

@@ -162,9 +162,11 @@ class Drainer:
                 return
 
     def check(self) -> None:
-        """Begin a requested drain or move, if the present generation runs without a failure and enough other nodes
-        remain. Refuse, by an event in the run's history, a move of the coordinator's node or of one without ranks, and
-        a move for which no spare is ready.
+        """Begin a drain or move that is due, if the present generation runs without a failure; called after each event.
+
+        A drain waits until enough other nodes remain; but if the node is about to go and none comes before, all ranks
+        save and the run waits for nodes. A move is refused, by an event in the run's history, if it is of the
+        coordinator's node or of one without ranks, if no spare is ready, or if too few nodes would be left.
         """
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.leaving or attempt.current.failures:

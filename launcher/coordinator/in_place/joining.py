@@ -120,8 +120,11 @@ class Joiner:
                 attempt.ledger.send(index, replace(start, joins=True))
 
     def _obstacle(self, joining: Joining) -> str:
-        """Return why the new ranks cannot join any more, or "". If a new rank or its node is the reason, mark that
-        node's present agent: as long as the node has this agent, no ranks are started there to join.
+        """Return why the new ranks cannot join any more, or "".
+
+        If a rank has ended or is late, or its node can have no ranks, record the node's present agent in
+        `could_not_join`: as long as the node has this agent, no ranks are started there to join. A node that was cut
+        off is not recorded.
         """
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.current.number != joining.after or self._is_disturbed():

@@ -186,7 +186,9 @@ class ZygoteLink:
             await asyncio.wait([fork.answer for fork in self._pending.values()])
 
     async def close(self) -> None:
-        """Close the connection, upon which the zygote ends itself."""
+        """Close the connections to the zygote and to its standby, upon which both end themselves; this does not wait
+        for their end.
+        """
         if self.standby is not None:
             await self.standby.close()
         if self._writer is not None:

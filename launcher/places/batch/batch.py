@@ -96,8 +96,8 @@ def nodes_asked(plan: "Plan", each: int = 1) -> str:
 
 
 def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
-    """Return how many seconds before its time limit a run is warned: `wanted_s`, but at most half of the limit and at
-    least ten seconds. `limit_s` is the limit; None, for no limit, means `wanted_s`.
+    """Return how many seconds before its time limit a run is warned: `wanted_s`, but at most half of the limit, and ten
+    seconds at least, even if that is more than half. `limit_s` is the limit; without one (None) it is `wanted_s`.
     """
     return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
 
@@ -424,8 +424,8 @@ class BatchSystem(ABC):
     # -- hosts
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - of those that can
-        """Return the hosts that jobs of the queue (None: any queue) may get, with one query; `gpu` is the batch
-        system's resource name for GPUs.
+        """Return the hosts that jobs of the queue (None: any queue) may get, with one query; none by default, for a
+        batch system that cannot list them. `gpu` is its resource name for GPUs.
         """
         return []
 

@@ -89,7 +89,9 @@ class LocalCluster(Place):
         expect(run_dir)
 
     def prepare(self, plan: Plan) -> StandbySupervisor:
-        """Start a supervisor process for the run, which waits until it is told the attempt, and return it."""
+        """Start a supervisor process for the run, unless one was started in advance, and return it; it waits until it
+        receives the attempt's number.
+        """
         return supervisor_of(Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:

@@ -52,7 +52,10 @@ def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Contain
 
 
 def image_path(text: str) -> str | None:
-    """Return the path of the container's image if the text is one on this file system, else None."""
+    """Return the path of the container's image, or None if the image is no absolute path, such as one of a registry.
+
+    `text` is the spec's `slurm.container`: an image, or a command whose last word is the image.
+    """
     words = shlex.split(text)
     last = words[-1]
     return last if last.startswith("/") else None

@@ -136,10 +136,11 @@ class HostClient:
 
     @contextmanager
     def stream(self, request: Request, most: int, limit_s: float | None = None) -> Iterator[Iterator[bytes]]:
-        """Yield the bytes, at most `most`, that follow the answer as they arrive; no other question may be asked until
-        this ends.
+        """Yield an iterator over the bytes, at most `most`, that follow the host's empty answer, as they arrive; no
+        other question may be asked until the `with` block ends.
 
-        Each part has to come within `limit_s` (None: `limits.answer_s`).
+        Raise the error that the host reports, or Unreachable if the answer, or any mebibyte after it, does not come
+        within `limit_s` (None: `limits.answer_s`).
         """
         within_s = limit_s or self.limits.answer_s
         with self._asking() as server:

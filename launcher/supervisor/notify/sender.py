@@ -96,7 +96,7 @@ class RecipientThread:
                 self._note(NOT_TOLD, message, self.recipient, f"not reached in time, tried {self._tries} times")
 
     def _work(self) -> None:
-        """Send queued messages until `give_up` is called."""
+        """Send queued messages, waiting for more, until `give_up` is called, which records the rest as not sent."""
         with waiting_for_disks():
             while (message := self._next()) is not None:
                 self._deliver(message, self._clock())
@@ -161,7 +161,9 @@ class Sender:
 
     @property
     def fenced(self) -> bool:
-        """Return whether a newer attempt exists. If so, its own sender sends the remaining messages."""
+        """Return whether a newer attempt exists, whose own sender then sends the remaining messages. Return False if
+        that cannot be read.
+        """
         try:
             check_fence(self._run, self._attempt.number)
         except Fenced:

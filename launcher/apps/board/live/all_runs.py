@@ -277,8 +277,10 @@ class AllRuns:
                 self._store_one(*looked)
 
     def _store_one(self, one: api.Run, status: RunStatus, changed: tuple[int, ...]) -> None:
-        """Store a run that was read, with the times of change of its records (`changed`) from before that; its labels
-        are read again if they have changed.
+        """Store the `status` that was read of a run, and have its row drawn anew.
+
+        `changed` are the times of change of the run's state and of its labels, taken before the status was read. Labels
+        are read again only if their time differs from the last or there is a new attempt.
         """
         known = self._known.get(one.id)
         if known is None:

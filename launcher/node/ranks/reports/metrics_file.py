@@ -1,5 +1,5 @@
 """Write the metrics that the ranks of a node report to a file for `launch metrics`: one JSON line each, with step and
-time. After 10,000 reports of a rank, only the newest and the extreme values are kept.
+time. Once a rank has reported a metric 10,000 times, only extreme values and one report now and then are written.
 
     {"generation": 2}                                                      written by each new agent
     {"step": 120, "at": 1767225600.25, "rank": 0, "values": {"loss": 0.31}}

@@ -260,7 +260,9 @@ def is_expedited(text: str) -> bool:
 
 
 def fate_of(text: str, restarts: int) -> Fate:
-    """Return why Slurm ends this start of the job, or that it does not, by the output of `scontrol show job`;
+    """Return what Slurm does with a job whose batch process it has asked to exit: requeue it, end it and why, or let it
+    run; Fate.UNKNOWN if `text`, the output of `scontrol show job`, does not show that.
+
     `restarts` is how often the job had been requeued when the current start began.
     """
     components = [read_fields(line) for line in text.splitlines()] or [{}]

@@ -88,10 +88,10 @@ class HostSupervisor(Strategy):
 
 
 def to_its_end(supervisor: SupervisorState, work: Callable[[], int]) -> int:
-    """Run `work` as the supervisor's main function, then close its connections and have hosts that missed the end
-    informed.
+    """Run `work` as the supervisor's main function and return the exit code.
 
-    Return the exit code.
+    Then close the supervisor's connections, and start a process that informs the hosts in `supervisor.to_be_told` that
+    the run has ended.
     """
     try:
         supervisor.here.log_to()

@@ -150,7 +150,9 @@ def avoid_silent(supervisor: SupervisorState, gone: Collection[int]) -> None:
 
 
 class Leader:
-    """One attempt on the host that leads it."""
+    """The leader's work for one attempt, from the start of the coordinator's agent until the run ends or the next
+    attempt is opened.
+    """
 
     def __init__(self, supervisor: SupervisorState, wakeup: Wakeup) -> None:
         self._supervisor, self._wakeup = supervisor, wakeup

@@ -115,7 +115,9 @@ def decided(run: RunDir) -> AttemptDir | None:
 
 
 def _bound(name: socket.socket, run: RunDir) -> bool:
-    """Bind the socket to the run's name; return False if another process has it."""
+    """Bind the socket to the name that stands for the run's supervisor on this host; return False if another process
+    has bound it. Raise OSError if it fails otherwise.
+    """
     try:
         name.bind(_name(run))
     except OSError as error:

@@ -46,7 +46,9 @@ class _Disks(msgspec.Struct, frozen=True):
 
 
 class _OpenedOn(msgspec.Struct, frozen=True):
-    """The host that an attempt was opened on."""
+    """The record, in an attempt's folder, of the name of the host that was the first to open the attempt there. If it
+    is another host's, the hosts share a disk that the plan takes for one of each.
+    """
 
     host: str
 

@@ -135,7 +135,9 @@ class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", tag_field="t"):
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag="rejoin", tag_field="t"):
-    """Ask for the running attempt, as a lost host that is back."""
+    """Ask the leader, as a lost host that is back, for the attempt that runs, to take part in it. The answer is its
+    OpenAttempt, or Declined by a host that does not lead.
+    """
 
     node: Number  # of the sender
 

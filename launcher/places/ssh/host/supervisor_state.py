@@ -329,7 +329,7 @@ class SupervisorState:
             return True
 
     def settle(self, number: int) -> None:
-        """Record that enough voters have accepted attempt `number`."""
+        """Record, as its leader, that enough voters have accepted attempt `number`, so that earlier ones are over."""
         with self._lock:
             self.ballot.settle(Settled(number, self.node))
 

@@ -81,9 +81,10 @@ def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
 
 
 def disks_of(clients: Mapping[str, HostClient], run_id: RunId, folder: str) -> tuple[Disks, dict[str, LaunchError]]:
-    """Return (the disks of the hosts with the checkpoints on each, the errors of hosts that failed).
+    """Ask all hosts at once for the run's checkpoints. Return ({host: (its disk, the checkpoints on it)}, the errors of
+    hosts that failed, by host).
 
-    `folder` is that of checkpoints in the run's folder. The connections of `clients` are open already.
+    `clients` has an open connection to each host, by its name. `folder` is that of checkpoints in the run's folder.
     """
     disks = {name: HostDisk(one, run_id, folder) for name, one in clients.items()}
     listed = for_all(disks, lambda _, disk: (disk, disk.held()))

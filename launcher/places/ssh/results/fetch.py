@@ -51,9 +51,10 @@ def bring_newest(run: RunDir) -> None:
 
 def bring_outputs(run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
     """Copy the files that ranks wrote beside their code on each host to folders below `draft`; return the folder of
-    each host.
+    each host that has any.
 
-    `frozen` names the files of the code itself, which are not copied.
+    `frozen` names the files of the code itself, which are not copied. Raise Unreachable if a host does not answer or
+    its files could not be copied, after copying those of the others.
     """
     known = {f"{run.code.name}/{name}": logs.ALL for name in frozen}
     places = places_ever(run)
