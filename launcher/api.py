@@ -680,7 +680,8 @@ def _carried_on(fact: RunFacts, *, restart: bool) -> "RunStatus":
 
 
 def compare(runs_: "Sequence[Run]") -> "Comparison":
-    """Return the differences between runs and their results, by the files on this machine.
+    """Return the results and metrics of the runs side by side, and the differences in arguments, spec, environment,
+    packages and code, by the files on this machine.
 
     Logs and metrics on other machines are fetched first; what is on a machine that does not answer is left out.
     """

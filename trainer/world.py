@@ -254,9 +254,11 @@ class Membership:
     def fits(self, device: str | None) -> bool:
         """Return whether a training on `device` can use this membership; if False, the caller must join again.
 
-        A group that cannot be used any more is left before: that of the parent in a forked process, or that of a single
-        rank which met no others and now wants another device. Raises BadSettings if ranks met for another kind of
-        device and cannot meet again.
+        It can if the membership was made in this process, for this kind of device (None: GPU if there is one, else
+        CPU), and the script has not left the group. A group that the trainer made and that cannot be used is left: that
+        of the parent in a forked process, or that of a process that was started alone (without RANK) and now wants
+        another kind of device. Raises BadSettings if a process with RANK wants another kind, as the ranks cannot meet
+        again.
         """
         if self._process != os.getpid():
             self._drop_parents_group()

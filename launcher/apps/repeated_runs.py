@@ -42,12 +42,14 @@ class RepeatedJob:
     code: ProjectCode | None = None  # as it was frozen; None: the project's present code
 
     def request(self, more: Sequence[str] = ()) -> Request:
-        """Return the checked request for one run, with the overrides in `more`; raise BadInput with all problems."""
+        """Return the checked request for one run, with the job's overrides and then those in `more`; raise BadInput
+        with all problems.
+        """
         words = (*self.overrides, *more)
         return check_on_cluster(read_request(self.file, on=self.on, overrides=words, root=self.root, frozen=self.code))
 
     def start(self, run_id: RunId, more: Sequence[str] = ()) -> api.Run:
-        """Start a run with the id `run_id`, with the overrides in `more`, and return it."""
+        """Start a run with the id `run_id`, with the job's overrides and then those in `more`, and return it."""
         return api.Run(run_id, open_named(run_id, self.request(more)))
 
 

@@ -24,7 +24,7 @@ def size(count: int) -> str:
 
 
 def rate(steps_per_s: float | None) -> str:
-    """Return a rate of steps as text, such as `12.3/s`, or per minute if it is low; "-" for None."""
+    """Return a rate of steps as text, such as `12.3/s`, or below 0.1 per second as `3/min`; "-" for None."""
     if steps_per_s is None:
         return "-"
     return f"{steps_per_s:.3g}/s" if steps_per_s >= 0.1 else f"{steps_per_s * 60:.3g}/min"

@@ -105,8 +105,9 @@ def classify(end: RankExit) -> Cause:
 
 
 def foretells_stop(end: RankExit) -> bool:
-    """Return whether the rank ended by a signal, such as SIGTERM, with which batch systems stop all processes of a
-    job, or asked to be resumed. The agents may receive that signal only after the rank.
+    """Return whether the rank's end hints that the batch system is stopping the job: it ended by SIGTERM, SIGUSR1 or
+    SIGUSR2, or by the exit code of one, or its exit code asks for the run to be resumed. The agents may receive that
+    signal only after the rank.
     """
     return end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS or end.code == Exit.RESUME_ME
 

@@ -102,8 +102,9 @@ class Inquiry:
                 self._awaited.discard(rank.number)
 
     def end(self) -> None:
-        """Have `check` inspect all ranks a last time, and then close the generation as hung. The caller has found that
-        ranks were silent for longer than the spec allows.
+        """Make the next `check` close the generation as hung; it first inspects all ranks once more, unless its last
+        conclusion is at most ten seconds old. The caller has found that ranks were silent for longer than the spec
+        allows.
         """
         self._ends = True
 

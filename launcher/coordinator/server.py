@@ -396,7 +396,9 @@ class CoordinatorServer:
         self._state_timer = self._loop.call_later(pause_s, self._write_state)
 
     def _record_writer_failed(self, error: Exception) -> None:
-        """Report a failed write to the event loop; called in the record writer's thread."""
+        """Make the event loop end the server because a record could not be written; called in the record writer's
+        thread.
+        """
         self._loop.call_soon_threadsafe(self._break, error)
 
     def _break(self, error: Exception) -> None:

@@ -90,11 +90,12 @@ def clock_of(message: messages.Entered, sent_at: float, received_at: float) -> N
 
 
 def last_rank(times: Times, clocks: Mapping[int, NodeClock]) -> LastRank | None:
-    """Return the rank for which the others of its group wait at least twice as long as for any other rank, or None if
-    there is no such rank.
+    """Return the rank that makes the others of a process group wait most, or None unless they wait at least twice as
+    long for it as for any other rank, often, and longer than the nodes' clocks can be wrong. If several groups have
+    such a rank, return the one that costs its group most.
 
-    `times` has, for each rank, when it entered its newest collectives by its node's clock, and `clocks` the clock of
-    each node.
+    `times` has, for each pair of a rank and its node, when the rank entered its newest collectives by the node's clock,
+    and `clocks` the clock of each node.
     """
     members = dict[tuple[str, tuple[int, ...]], dict[tuple[int, int], GroupTimes]]()
     for rank, groups in times.items():

@@ -102,8 +102,11 @@ def folder_findings(about: str, folder: FolderFacts, variable: str) -> Iterable[
 
 
 def space_finding(about: str, where: str, free: int, free_files: int | None, elsewhere: str) -> Finding:
-    """Return the finding on free bytes and room for more files (None if the file system sets no limit) of the folder
-    `where`, named `about`; `elsewhere` is the hint how to use another folder.
+    """Return the finding on the disk space of the folder `where`, named `about`: a problem below 100 MB free or without
+    room for another file, a warning below 5 GB or room for 10,000 more files, else ok.
+
+    `free` is in bytes, and `free_files` is None if the file system sets no limit on files. `elsewhere` ends the hint,
+    after "or": how to use another folder.
     """
     left = f"{size(free)} free"
     if free_files is not None and free_files < _SCARCE_FILES:

@@ -117,8 +117,8 @@ class Lifeline:
             self._unsaid.append(message)
 
     def forget(self) -> None:
-        """Drop all messages that would be repeated, because the coordinator has closed the generation that they are
-        about.
+        """Drop all messages of `send_reliably`, so that none is sent again after a reconnection: the coordinator has
+        closed the generation that they are about.
         """
         self._told.clear()
 

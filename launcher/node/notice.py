@@ -44,8 +44,11 @@ class HostNotice:
         self._signalled = f"its agent got SIG{self._notice.signal}"
 
     async def look(self) -> str:
-        """Return as text which file, command or signal gives notice now, or "" if none does. The command is run if its
-        last run was at least five seconds ago, else its last answer counts. A file or command can withdraw its notice.
+        """Return as text by which file, command or signal notice is given now, or "" if by none: the file exists, the
+        command exits with 0, or the signal has been received.
+
+        The command is run if its last run was at least five seconds ago, else its last answer counts. A file or command
+        can withdraw its notice, a signal cannot.
         """
         if self._signalled:
             return self._signalled

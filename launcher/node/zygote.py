@@ -783,8 +783,8 @@ def chain(error: Optional[BaseException]) -> list[BaseException]:
 
 
 def raised_in(error: BaseException) -> str:
-    """Return the name of the module of the innermost frame outside the standard library, or "" if there is no such
-    frame.
+    """Return the name of the module in whose code the error was raised: that of the innermost frame of its traceback
+    outside the standard library, without this file's outermost frames; or "" if there is no such frame.
     """
     stack = [frame for frame, _ in traceback.walk_tb(without_our_frames(error.__traceback__))]
     theirs = [frame for frame in stack if not is_standard(frame.f_code.co_filename)]

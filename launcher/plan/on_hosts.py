@@ -66,8 +66,8 @@ def hosts_asked(plan: Plan) -> int:
 
 
 class HostShare(NamedTuple):
-    """The number of CPU cores and GPUs and the memory that a run needs on a host; `memory_gb` is None if the spec names
-    none.
+    """The number of CPU cores and GPUs and the memory that a run needs on each host of a group; `memory_gb` is None if
+    the spec names none.
     """
 
     cpus: int

@@ -59,10 +59,11 @@ _ON_CPU = frozenset((
 
 
 def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
-    """Return the modules to preload: the spec's list, else torch and known slow modules, as far as the script imports
-    them.
+    """Return the modules to preload: the list in the spec if there is one, none for a `run.command`, else
+    those of known slow modules that the script imports, and torch if it is imported.
 
-    `imports` are the modules that the script imports; "*" stands for unknown ones.
+    `imports` are the modules that the script imports, of which "*" stands for unknown ones: torch and torchvision are
+    then preloaded. Return none if `imports` is empty.
     """
     if spec.run.preload is not None:
         return spec.run.preload

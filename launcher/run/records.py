@@ -406,7 +406,7 @@ class StopRequest(msgspec.Struct, frozen=True):
     follows.
     """
 
-    kind: str  # cancel; preempt, limit, notice or restart: another attempt follows
+    kind: str  # cancel; or another attempt follows: preempt, limit (the job's time ends), notice, restart
     at: float
     by: ProcessId  # the process that requested it
 

@@ -28,10 +28,11 @@ class _Submitted(msgspec.Struct, frozen=True):
 
 
 def runs_root(project: Path, *, create: bool = False) -> Path:
-    """Return the folder for the runs of a project: $LAUNCH_RUNS, or .launch/runs in the project. With `create`, create
-    it and make git ignore it.
+    """Return the folder for the runs of a project: $LAUNCH_RUNS, or .launch/runs in the project; if that is a folder
+    into which other users can write, its subfolder with this user's name.
 
-    If users share the folder, each has a subfolder. Raise BadInput if other users could put their code in it.
+    With `create`, create it and, in a project, make git ignore it; raise BadInput if that fails, or if other users
+    could put their code in it.
     """
     named = os.environ.get("LAUNCH_RUNS")
     common = Path(named).absolute() if named else project / ".launch" / "runs"

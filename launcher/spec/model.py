@@ -193,7 +193,8 @@ class Predecessor(Struct, frozen=True):
 
 class QueueOptions(Struct, frozen=True):
     """The conditions for which a run waits before it starts, and its priority: the runs in `after`, a release by its
-    user (`hold`), a moment (`at`), and on the cluster `local` free GPUs and cores of this machine (unless `now`).
+    user (`hold`), a moment (`at`), its turn among the runs of one submit (`max_parallel`), and on the cluster `local`
+    free GPUs and cores of this machine (`slots`; not with `now`).
     """
 
     priority: int = 0  # higher numbers start first

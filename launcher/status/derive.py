@@ -343,7 +343,9 @@ def _source_name(answer: ClusterAnswer) -> str:
 
 
 def _last_seen(answer: ClusterAnswer, own: RunState | None) -> str:
-    """Return text that says when, and in which state, the job was last seen."""
+    """Return text that says when, and in which state, the job was last seen: by the coordinator's last record or by the
+    cluster's last answer, whichever is newer.
+    """
     if own is not None and own.updated_at >= answer.at:
         return f"last seen {own.state.upper()} at {local_time(own.updated_at)}"
     return f"last seen {answer.word or answer.phase.upper()} at {local_time(answer.at)}" if answer.at else "never seen"

@@ -117,12 +117,13 @@ def is_call(run: RunDir, attempt: int) -> bool:
 
 
 def result_of(run: RunDir, status: RunStatus, *, unpickle: bool) -> Any:
-    """Return what rank 0 of an ended run returned, from files on this machine, or raise the exception that a rank
-    raised.
+    """Return what rank 0 of an ended run, whose status is `status`, returned; if the run did not succeed, raise the
+    exception that a rank raised first. Both come from files on this machine.
 
-    `status` is the status of the run. Raise RunFailed if the exception cannot be rebuilt here, or if the run failed, or
-    left no result, without one. Anything but plain data is loaded only with `unpickle`, because that may run code of
-    anyone who could write the file; raise Refused without it.
+    Raise RunFailed instead if that exception cannot be rebuilt here, if the run did not succeed and no rank left one,
+    or if it succeeded but rank 0 left no result. A pickled value or exception is loaded only with `unpickle`, because
+    that may run code of anyone who could write the file. Without it, raise Refused for a pickled value, and RunFailed
+    with its text for an exception that is no built-in one with plain arguments.
     """
     found = [*_results(run, status)]
     if status.state is not State.SUCCEEDED:

@@ -192,7 +192,9 @@ def _next_request(
 
 
 def _next_plan(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Plan:
-    """Return the plan of the next attempt, with the run's code or, with `renew`, the project's present code.
+    """Return the plan of the run's next attempt, made of the new request `wish`: with the id, folder, time of
+    submission and umask that the run has in `before`, and with the run's code or, with `renew`, the project's present
+    code.
 
     Raise BadInput with all problems if the spec cannot run on the cluster.
     """

@@ -261,8 +261,10 @@ class AdoptedAgent(AgentProcess):
         return self.process.pid
 
     def ended(self) -> int | None:
-        """Return the wait status of the process if it has ended, else None. A process that has set no exit code in its
-        lease counts as killed.
+        """Return the wait status of the process if it has ended, else None.
+
+        Only a parent gets the true status, so this is made from the exit code that the agent wrote into its lease
+        (shared memory) at its end; without one the agent counts as killed.
         """
         if self.pid is None or not select.select([self.handle], [], [], 0.0)[0]:
             return None

@@ -142,8 +142,9 @@ class SupervisorStarter(Protocol):
 
 
 def detach(*, already: bool = False) -> None:
-    """Detach this process from its starter by a fork, unless it is detached `already`, and make the files that it
-    writes readable only by its user.
+    """Make the files that this process writes readable only by its user, forbid core dumps, and detach it from its
+    starter: the parent of a fork exits, and only the child returns. With `already` it was started detached, and nothing
+    is forked.
     """
     make_files_private()
     forbid_core_dumps()

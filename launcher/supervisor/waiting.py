@@ -1,5 +1,6 @@
-"""Hold a run back while it must wait: for a hold, a start time, other runs, its number, or free resources. An
-awaited event is that another run succeeds, ends or reaches a step.
+"""Hold a run back while it must wait: for the release of a hold, a start time, other runs, its turn among the runs of
+one submission (`queue.max_parallel`), or free resources. An awaited event is that another run succeeds, ends or reaches
+a step.
 
 Waiter.wait ─┬─ held, too early, behind other runs ─► the reason is in `state.json`, where status and board read it
              ├─ what it waits for cannot happen ────► its end is written
@@ -86,7 +87,11 @@ def waits_for(awaited: AwaitedRun, other: OtherRun) -> str:
 
 
 def has_happened(one: AwaitedRun) -> bool:
-    """Return whether the awaited event has happened, as far as the other run's folder on this machine shows."""
+    """Return whether the awaited event has certainly happened, by the other run's folder on this machine: the run has
+    succeeded or, if only its end is awaited, ended in any way.
+
+    A run that has reached an awaited step but has not succeeded counts as not there yet.
+    """
     state = ended_as(one)
     return state is State.SUCCEEDED or (state is not None and one.until == "ended")
 

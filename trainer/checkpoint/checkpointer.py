@@ -407,10 +407,11 @@ class Checkpointer:
         self._remembered_at = self._now()
 
     def _own_votes(self) -> list[bool]:
-        """Return this rank's votes, in the order in which `after_step` unpacks them.
+        """Return this rank's votes after a step, in the order in which `after_step` unpacks them.
 
-        They are: stop requested, save due on disk, save due in memory, fenced, three saves in a row failed, new ranks
-        wait to join.
+        They are: stop requested, the time for a save on disk has come, the same for a save in memory, the last save was
+        fenced (newer processes own the directory), three saves in a row failed, new ranks wait to join. The second,
+        third and last are true on rank 0 alone, so that one clock counts.
         """
         now, saver = self._now(), self._saver
         seconds = self._every.seconds

@@ -159,7 +159,8 @@ def _keep_alive(
 ) -> Callable[[], None]:
     """Return a function for rank 0 to call after each block: it calls `still_here`.
 
-    Every `every_s` seconds it also broadcasts `message`, so that the other ranks report progress too.
+    If `every_s` seconds have passed since the last time, it also broadcasts `message`, which requests nothing, so that
+    the other ranks, which wait for requests, report progress too.
     """
     sent_at = time.monotonic()
 
@@ -276,7 +277,7 @@ def _digest_all(manifest: Manifest, read: Read, after_block: Callable[[], None])
 
 
 def _combine(manifest: Manifest, digests: Mapping[int, bytes], values: Mapping[str, Any]) -> str:
-    """Return the fingerprint.
+    """Return the checkpoint's fingerprint, one digest of its tensors' names and types, all blocks and `values`.
 
     `digests` are those of all blocks, by their positions in `blocks(manifest)`; `values` is the optimizers' state that
     is no tensors.

@@ -223,9 +223,10 @@ class Reader:
         }
 
     def _take_shared_from_first(self, save_group: SaveGroup) -> None:
-        """Put rank 0's shared state in place of the one that this rank has read; all ranks of the group call it.
+        """Replace the shared state that this rank has read by what rank 0 has read; all ranks of the group call this.
 
-        It is needed for snapshots, as each node's snapshot has the shared state of its own first rank.
+        Shared state is that of objects which have the same on all ranks. Snapshots need this: each node reads its own,
+        with the shared state of that node's first rank.
         """
         kept = self._targets.kept
         mine = {

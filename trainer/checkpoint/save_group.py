@@ -248,9 +248,9 @@ def nodes(world: World) -> list[str]:
 
 
 def disk_leaders(world: World) -> tuple[int, ...]:
-    """Return for each rank the rank that acts for its disk, the first on its node, if each node has a disk of its own.
+    """Return for each rank the number of the first rank on its node, which acts for the node's disk.
 
-    All ranks call it.
+    For trainings in which each node has a disk of its own. All ranks call it.
     """
     found = nodes(world)
     return tuple(found.index(node) for node in found)

@@ -45,7 +45,7 @@ class CheckpointDirectory:
     """
 
     folder: Path
-    token: FencingToken
+    token: FencingToken  # names this start of the processes, which may write until a later start takes a token
     keep: int
     run_dir: Path | None = None  # the folder of the run; a newer attempt recorded there ends the right to write
     start: str = ""  # a random name, equal on all nodes; "": each save gets its own

@@ -88,7 +88,10 @@ def merge(several: Iterable[bytes]) -> bytes:
 
 
 def _merged(shares: list[Share], shape: tuple[int, ...]) -> list[Share]:
-    """Return the shares of a tensor of this shape, joined into as few rows and copies as possible."""
+    """Return the shares of a tensor of this shape, with neighbours joined into as few shares as possible.
+
+    One share can describe a row of parts on ranks at equal distances, and copies of such a row on further ranks.
+    """
     before = 0
     while 1 < len(shares) != before:
         before = len(shares)

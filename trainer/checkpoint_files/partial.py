@@ -140,7 +140,8 @@ def whole_over(disks: Iterable[Sequence[Held]], kind: Kind = "step") -> list[Hel
 def read_manifest(folder: Path, step: int, kind: Kind = "step") -> bytes:
     """Return the encoded manifest of a committed checkpoint in `folder`, for `receive` on another disk.
 
-    Raises OSError, CheckpointDamaged.
+    It is not checked. Raises OSError if it cannot be read, and CheckpointDamaged if it is no regular file or over 1
+    GiB.
     """
     return read_small(folder / folder_name(step, kind) / MANIFEST)
 

@@ -278,9 +278,10 @@ def _do_nothing(_signal: int, _frame: Any) -> None: ...
 
 
 def _end_with_the_rank(settings: _WorkerSettings) -> None:
-    """Let the kernel kill this worker when the rank dies.
+    """Let the kernel kill this worker when the rank dies, and exit at once if the rank has died before this call.
 
-    Linux ties that to the thread that forked, so it is done only for the main thread.
+    Linux ties that to the thread that forked, not to its process. If that was not the main thread, the kernel is not
+    asked, and the worker ends when its pipe is closed.
     """
     if settings.of_main_thread:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

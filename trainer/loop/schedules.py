@@ -159,7 +159,11 @@ def _value(value: Any) -> Any:
 
 
 class Schedules:
-    """The learning-rate schedule of each optimizer; `make` is one function for all, or a dictionary by optimizer."""
+    """The learning-rate schedule of each optimizer.
+
+    `make` is the user's function that makes a scheduler for (optimizer, number of all steps or None), or a dictionary
+    of such functions by the optimizer's name. An optimizer without one keeps its rate.
+    """
 
     def __init__(self, make: MakeSchedules | None, optimizers: Optimizers, total_steps: int | None) -> None:
         by_name = _by_name(make, optimizers)

@@ -13,7 +13,10 @@ _LEAST = 20  # of them, before it is one to go by
 
 
 class Spikes:
-    """Counts the steps whose loss is more than `factor` times the running median, the same on all ranks."""
+    """Counts the steps whose loss is more than `factor` times the running median.
+
+    The caller passes the mean loss over all ranks, so that they all find the same steps.
+    """
 
     def __init__(self, factor: float) -> None:
         self.total = 0  # found so far

@@ -221,9 +221,9 @@ class Survivor:
             self.snapshots.resized = False
 
     def step_done(self, loop: Loop) -> None:
-        """Raise DistBackendError to leave the step together with the other ranks, if new ranks wait to join.
+        """Raise DistBackendError to leave the step, if the ranks agreed in this step that new ranks wait to join.
 
-        A save that is being written is waited for before.
+        All ranks do so together. Before that, a save in progress is waited for.
         """
         if self.active and loop.checkpointer.all_regroup:
             loop.checkpointer.wait()

@@ -82,7 +82,7 @@ def traced(events: Sequence[Mapping[str, Any]]) -> Traced:
 
 
 def _on_cpu(whole: Sequence[Mapping[str, Any]], laps: Sequence[tuple[float, str]]) -> Traced:
-    """Return the times of a trace of a CPU.
+    """Return how the time between the first and the last phase mark of a CPU's trace was spent.
 
     `whole` are its events with a duration, and `laps` its phase marks: when a phase ended, and its name.
     """

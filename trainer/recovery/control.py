@@ -34,9 +34,10 @@ _decoder = msgspec.json.Decoder(RejoinMessage)
 
 
 class Control:
-    """The two pipes that launch writes to this rank: for messages that can wait for a step's end, and for others.
+    """The two pipes over which this rank receives messages about new generations from launch.
 
-    Messages on the second pipe are to be acted on at once.
+    A generation is a set of ranks that train together. Messages on one pipe have to be acted on at once; those on the
+    other can wait for the end of a step.
     """
 
     def __init__(self, path: Path) -> None:

@@ -69,7 +69,7 @@ class NumpyDraws:
         self._memory, self._state = b"", ("", b"", 0, 0, 0.0)
 
     def state(self) -> tuple[str, bytes, int, int, float]:
-        """Return the generator's state in the form of numpy.random.get_state()."""
+        """Return the generator's state as numpy.random.get_state() does, but with the array of keys as bytes."""
         generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # the global one, that user code draws from
         memory = b""
         if isinstance(generator, np.random.MT19937):

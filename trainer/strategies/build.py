@@ -301,7 +301,8 @@ def _cut_into_stages(
     """Cut the model into stages, or return None without pipeline parallelism.
 
     `rows` has, by parameter name, the rows that this rank keeps of a model without data (on the meta device); None for
-    a model with data. `cuts` is the interface to cut by measured time.
+    a model with data. `cuts` gives the cuts that were saved earlier and a sample to measure with; without it nothing is
+    measured.
     """
     if world.stages == 1:
         return None

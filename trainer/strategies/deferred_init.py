@@ -70,7 +70,7 @@ class _Kind:
 
 @cache
 def _kind(func: Any) -> _Kind:
-    """Return of an operation whether it writes in place, draws random numbers, and reads its arguments' values."""
+    """Return what is known of a torch operation: whether it writes in place, draws random numbers, or reads numbers."""
     name = func.overloadpacket.__name__
     changes_form = torch.Tag.inplace_view in func.tags or "resize" in name
     return _Kind(

@@ -20,9 +20,11 @@ _NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
 def checked(made: Optimizer | Optimizers, module: nn.Module, world: World, *, own_step: bool = False) -> Optimizers:
-    """Return the optimizers that the user's function made, by name. Raises BadSettings if they cannot train the model.
+    """Return the optimizers that the user's function made, by name; a single one has the name "".
 
-    A single one has the name "". `own_step`: the user's own training step steps them.
+    Raises BadSettings if two have the same parameter, one has a parameter that is not the model's, or one calls the
+    model again in its step. The last is allowed with `own_step`: the user's own training step steps them. Trainable
+    parameters without an optimizer get a warning.
     """
     optimizers = {"": made} if isinstance(made, Optimizer) else _named(made)
     if not own_step:

@@ -253,9 +253,10 @@ class Pipeline:
         return picture(self.settings.pp_schedule, self.world.stages, micros, self.cut.lines())
 
     def _run(self, inputs: Tensor, *, learns: bool) -> Any:
-        """Run a batch through the pipeline, making a schedule if there is none for its shape.
+        """Run a batch through the pipeline, after making a schedule if there is none for its shape.
 
-        With `learns`, backward passes follow and None is returned, else the last stage's output.
+        With `learns`, backward passes follow and None is returned. Else the rank with the last stage returns the
+        output, and other ranks return None.
         """
         # Without a way back there is nothing to keep: as few parts as there are stages have all of them at work.
         most = self.world.stages if not learns else self.settings.pp_microbatches

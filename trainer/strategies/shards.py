@@ -82,10 +82,11 @@ def _shard_parts(
     reshard: bool,
     gives_fp32: bool,
 ) -> tuple[FSDPModule, Sequence[nn.Module]]:
-    """Shard the module, each of `units` separately; return the root, and the parts that are sharded separately.
+    """Shard the module, and each of `units` separately; return the root and the units that were sharded.
 
-    `reshard`: parameters are dropped after the forward pass and gathered again. `gives_fp32`: the module's output is
-    fp32, even if it computes in a lower precision.
+    A unit that shares parameters with other parts is not sharded separately but with the root. `reshard`: parameters
+    are dropped after the forward pass and gathered again. `gives_fp32`: the module's output is fp32, even if it
+    computes in a lower precision.
     """
     mesh = mesh[tuple(name for name in mesh.mesh_dim_names or () if name in (COPIES, SHARDED))]
     policy = _policy(module, low_dtype(settings.precision))

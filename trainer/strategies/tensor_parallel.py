@@ -120,9 +120,10 @@ def return_whole_outputs(module: nn.Module) -> None:
 
 
 def _styles(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, ParallelStyle]]:
-    """Yield (name, style) of the layers to divide. Raises BadSettings with all problems.
+    """Yield (name, style) of the layers to divide: those whose name matches a pattern of `plan`, with its style there.
 
-    `ranks` is the number of ranks that divide a layer.
+    `ranks` is the number of ranks that divide a layer. Raises BadSettings at the end with all problems: unknown styles,
+    layers that cannot be divided equally, and patterns that match no layer.
     """
     problems = []
     unmet = set(plan)

@@ -68,8 +68,8 @@ def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> No
 def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, world: World, *, takes: bool) -> None:
     """Send the file `name` of the checkpoint `held` from rank `having` to the ranks with `takes`; all ranks call it.
 
-    These write it, with the encoded `manifest`, into `folder`. Raises TrainerError on all ranks if one could not read
-    or write it.
+    These write it, with the encoded `manifest`, into `folder`. Raises TrainerError on all ranks if one could not write
+    it, and OSError or CheckpointDamaged on rank `having` alone if the file cannot be read.
     """
     pieces, trouble = _pieces(folder, held, name, having, world), ""
     try:
@@ -84,7 +84,11 @@ def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, wor
 
 
 def _pieces(folder: Path, held: Held, name: str, having: int, world: World) -> Iterator[bytes]:
-    """Yield on all ranks the bytes of file `name` of the checkpoint `held`, read in `folder` on rank `having`."""
+    """Yield on all ranks the bytes of file `name` of the checkpoint `held`, read in `folder` on rank `having`.
+
+    Each step is a broadcast, so every rank has to take all pieces. If the file cannot be read, OSError or
+    CheckpointDamaged is raised on rank `having` alone.
+    """
     file = partial.open_file(folder, held.step, name, held.kind) if world.rank == having else None
 
     def read() -> bytes:

@@ -140,7 +140,7 @@ class Engine:
         raise AssertionError("there is at least one choice")
 
     async def close(self) -> None:
-        """Stop all tasks, and end the workers."""
+        """Stop all tasks and end the workers at once, without waiting for the batches that they compute."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

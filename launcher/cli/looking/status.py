@@ -244,8 +244,9 @@ def _table(rows: list[RunRow], options: argparse.Namespace) -> Table:
 
 
 def _whole(row: RunRow) -> dict[str, object]:
-    """Return a run's status, labels and position in a graph as `--json` prints them: the fields of the status, those of
-    `about` if it is filled in, and `graph` if the run is a step.
+    """Return a run's row as `--json` prints it: all fields of its status; those of `about` (arguments, description,
+    labels) if that was read; and for a step of a graph `graph`, with the graph's id, the step's name and the steps that
+    it needs.
     """
     said = {**msgspec.structs.asdict(row.status), **(msgspec.structs.asdict(row.about) if row.about else {})}
     member = row.member

@@ -134,7 +134,12 @@ class Drainer:
                 self._replace(node)
 
     def _replace(self, node: KnownNode) -> None:
-        """Move the ranks of a slow node to a spare that was never slow, or record that they wait for such a spare."""
+        """Request a move of a slow node's ranks to a spare that was never slow; if none is ready, record that they wait
+        for one.
+
+        For the coordinator's node it is requested in any case, because `check` refuses such a move, with the reason as
+        an event.
+        """
         quick, usable = self._quick_spare(), self._attempt.nodes.usable
         if quick is not None or node.index == self._attempt.plan.nodes[0].index:
             self._moves.append(Move(node.index, quick))

@@ -102,7 +102,9 @@ class Joiner:
         )
 
     def _begin(self, members: tuple[int, ...]) -> None:
-        """Start ranks on those of `members` that have none yet."""
+        """Begin the next generation, with the nodes `members`: order those of them that have no ranks yet to start
+        theirs. The running ranks train on until the new ones are ready to join.
+        """
         attempt, each = self._attempt, self._attempt.plan.ranks_per_node
         number, newcomers = attempt.next_number(), {*members} - {*attempt.current.members}
         generation = Generation(number, members, each, silence_of(attempt), attempt.mono)

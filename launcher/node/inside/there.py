@@ -288,7 +288,9 @@ class NodeHost:
         return Exit.OK
 
     def _answer(self, question: Question) -> None:
-        """Send the visitor the answer to `question`."""
+        """Do what the visitor asks and send the answer: run a command or a debugger in connection with the visitor's
+        terminal, read stacks, or kill ranks. Raise LaunchError or OSError if that is impossible.
+        """
         match question:
             case RunCommand():
                 self._run_command(question)
@@ -316,7 +318,7 @@ class NodeHost:
         return Subject(rank.rank, self._node, rank.process.pid, Path(rank.environment["LAUNCH_PROGRESS"]))
 
     def _kill_rank(self, rank: int) -> int:
-        """Kill the rank and return how many processes were ended: 0 or 1."""
+        """Kill the rank with SIGKILL; return 1, or 0 if its process had ended before."""
         return int(signal_process(rank_here(self._attempt, self._node, rank).process, signal.SIGKILL))
 
     def _kill_all(self) -> int:

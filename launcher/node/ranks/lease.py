@@ -158,8 +158,9 @@ def after_suspend(plan: "Plan", index: int) -> AfterSuspend:
 
 
 class LeaseWatch:
-    """A calculator of the time that is left of one lease, which knows how long this process was suspended. It learns
-    that by the gap between two of its calls, so the caller has to ask often.
+    """A calculator of the time that is left of one lease. How long this process was suspended is found by the gap
+    between two calls of `left_s`: time beyond two seconds counts as suspended, so the caller has to call more often
+    than that.
     """
 
     def __init__(self, slept: AfterSuspend, clock: Callable[[], float] = boottime) -> None:

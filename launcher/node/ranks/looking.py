@@ -112,10 +112,11 @@ def times_of(
 
 
 def _ask(subject: Subject, number: int, only: str = "") -> str:
-    """Ask the rank what it is doing: write `number`, the number of this question, to the FIFO from which its thread
-    reads questions. Return why that is impossible, or "" if it was written.
+    """Ask the rank `subject` what it is doing, by writing `number`, the number of this question, to the FIFO from which
+    a thread of the rank reads questions. Return why the rank cannot be asked, or "".
 
-    `only` is a word before the number that restricts the question, such as `times`; "" asks for everything.
+    `only` is put before the number and restricts the question, such as `"times "`; "" asks for everything. A question
+    that does not fit into a full FIFO is dropped, so no answer comes.
     """
     try:
         fd = os.open(subject.question, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

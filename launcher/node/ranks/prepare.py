@@ -377,7 +377,9 @@ async def _death_of(zygote: ZygoteLink) -> Death | None:
 
 
 def _last_log_line(death: Death, log: Path) -> str:
-    """Return the last line in the log of a zygote that failed to start, or "" if a signal ended it."""
+    """Return the last line in the log of a zygote that failed to start, or its exit code as text if the log is empty;
+    "" if a signal ended the zygote.
+    """
     said = LogFile(log).tail() or (f"it left with exit code {death.code}",)
     return said[-1] if death.signal is None else ""
 

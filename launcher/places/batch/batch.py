@@ -363,8 +363,8 @@ class BatchSystem(ABC):
         return False
 
     def warn_before_s(self, plan: "Plan") -> float:
-        """Return how many seconds before the time limit the run is warned: by the key `warn_before` in the spec's
-        section of this batch system, or by a default.
+        """Return how many seconds before its time limit the run is warned: the `warn_before` that the spec sets for
+        this batch system, or 120 s by default; at most half of the limit, but at least ten seconds.
         """
         own = getattr(plan.spec, self.kind, None)
         return warned_before_s(plan.spec.resources.time_s, getattr(own, "warn_before_s", _WARNED_S))

@@ -265,8 +265,11 @@ class BatchCluster(Place):
             raise Refused(f"{self.queue.called} does not release job {job}: {refusal}")
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
-        """Cancel the run, first through its own processes, then by ending its job, and return the report once they are
-        gone. `plan` is None if it cannot be read. Raise Unreachable if the scheduler does not answer.
+        """Cancel the run: ask its own processes to end, then end its job, and return the report once all processes and
+        jobs of the run have ended. `plan` is None if it cannot be read.
+
+        Raise Unreachable if the scheduler does not answer or a job does not end within a minute; processes on the nodes
+        still end by the request, which is in the run's folder.
         """
         return Cancelling(self.queue, run, attempt, plan).carry_out()
 

@@ -103,7 +103,12 @@ def _address(handover: Handover) -> Address:
 
 
 def _carry_out(handover: Handover, patience: _Patience) -> None:
-    """Send the request and record its outcome; `patience` has the time limits."""
+    """Send the request to the login node, and record on this machine which runs it has started; `patience` has the time
+    limits.
+
+    Raise NotStarted if certainly nothing was started there, and another LaunchError if that is unknown or the login
+    node reports an error.
+    """
     run, attempt = handover.members[0]
     plan, address = read_plan(run, attempt.number), _address(handover)
     begun = False
@@ -151,8 +156,9 @@ def _settle(handover: Handover, outcome: Outcome) -> None:
 
 
 def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttempt | None:
-    """Return the request that resumes the run on the login node at `address`, or None if the previous attempt of the
-    run was not there. `plan` is the plan of the new attempt.
+    """Return the request that opens the new attempt, whose plan is `plan`, as a resume of the run on the login node at
+    `address`. Return None if this is the first attempt, or if the one before was not on that login node: then the run
+    has to be created there.
     """
     run, attempt = handover.members[0]
     after = attempt.number - 1

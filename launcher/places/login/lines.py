@@ -56,8 +56,11 @@ def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) 
 
 
 def _asked(address: Address, request: Request, kind: type[T], timeout_s: float) -> T:
-    """Send the request over one connection, and return the answer. Raise Broken if the connection ends before that, and
-    Unreachable if there is none or no answer comes within `timeout_s`.
+    """Send the request over the open connection to the login node, or over a new one if there is none, and return the
+    answer.
+
+    Raise Broken if the connection ends before the answer, and Unreachable if no connection can be made or no answer
+    comes within `timeout_s`.
     """
     with line_to(address) as line:
         return line.ask(request, kind, timeout_s=timeout_s)

@@ -220,8 +220,8 @@ class LogNews(msgspec.Struct, frozen=True):
 
 
 class AskOutputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """A request for the new parts of files that the run's ranks wrote beside their code, beyond the sizes in `known`. →
-    LogNews
+    """A request for what was added to the text files that the run's ranks wrote into their folder of code, beyond the
+    sizes in `known`; without sizes a new list of such files is made. → LogNews
     """
 
     run: RunId
@@ -250,7 +250,7 @@ class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
 
     run: RunId
     verify: bool
-    role: str = ""  # a role other than the main one; "": the run
+    role: str = ""  # a role other than the main one; "": the main role, or a run without roles
 
 
 class AskStock(msgspec.Struct, frozen=True, tag="stock"):
@@ -260,12 +260,12 @@ class AskStock(msgspec.Struct, frozen=True, tag="stock"):
 
     run: RunId
     checkpoint: Annotated[str, msgspec.Meta(pattern=r"\A(newest|none|[0-9]{1,18})\Z")]
-    role: str = ""  # a role other than the main one; "": the run
+    role: str = ""  # a role other than the main one; "": the main role, or a run without roles
 
 
 class GivePiece(msgspec.Struct, frozen=True, tag="give"):
-    """A request for up to 8 MiB of a checkpoint's file from offset `at` on, or of its manifest if `name` is empty; the
-    answer is empty at the end. → bytes
+    """A request for up to 8 MiB of a checkpoint's file from offset `at` on, or of its manifest if `name` is empty; an
+    empty answer means that the file ends at `at`. → bytes
     """
 
     run: RunId
@@ -273,7 +273,7 @@ class GivePiece(msgspec.Struct, frozen=True, tag="give"):
     kind: SaveKind  # of the checkpoint: step or best
     name: str  # of the file; "": the manifest
     at: Count
-    role: str = ""  # a role other than the main one; "": the run
+    role: str = ""  # a role other than the main one; "": the main role, or a run without roles
 
 
 class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):

@@ -103,9 +103,11 @@ class RpcClient(ClosedAtTheEnd):
         self._greeted = True
 
     def send(self, request: object, contents: Iterable[bytes] = ()) -> None:
-        """Send a request, followed by the bytes in `contents`. Raise Silent if the program does not accept them in
-        time, and UnicodeEncodeError if a text in the request is not valid Unicode. That the connection has ended is
-        raised by the next `receive`.
+        """Send a request, followed by the bytes in `contents`.
+
+        Raise Silent if the program does not accept a piece of them within the time limit of this client, and
+        UnicodeEncodeError if a text in the request is not valid Unicode. If the connection has ended, return: the next
+        `receive` raises that.
         """
         self._waits = True
         for piece in itertools.chain([encoded(request)], contents):
@@ -175,8 +177,8 @@ class RpcClient(ClosedAtTheEnd):
         self._running.close()
 
     def _read(self, deadline: float | None, most: int) -> bytes:
-        """Return output of the program as soon as it has printed any, at most `most` bytes; raise Silent at the
-        deadline.
+        """Return output of the program as soon as it has printed any, at most `most` bytes, or b"" at its end; raise
+        Silent at the deadline.
         """
         return self._running.read(most, math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
 

@@ -109,7 +109,9 @@ def folder_of(named: str) -> Path:
 
 
 def projects_in(folder: str) -> Path:
-    """Return the folder below `folder` in which trees of code are kept; raise BadInput if `folder` is no valid name."""
+    """Return the subfolder `projects` of `folder`, in which trees of code are kept; raise BadInput if `folder` contains
+    `..` or is no folder name.
+    """
     return folder_of(folder) / "projects"
 
 

@@ -30,8 +30,9 @@ class SureImport(NamedTuple):
 
 
 def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> set[str]:
-    """Return the dotted names that the program's entry file and its own modules may import, and their packages; some
-    may name attributes of a module.
+    """Return the dotted names that the program's entry file, and the user's own modules that it imports, may import
+    from elsewhere: for `import a.b` both `a` and `a.b`. For `from a import b`, `a.b` is returned even if `b` is no
+    module.
 
     `read` returns the content of a file, or None if there is none. `own_folders` are the folders of the code that are
     on PYTHONPATH. Return {"*"} if a file is not valid Python, or if the files are too large or too many to read at

@@ -225,8 +225,8 @@ def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
 
 
 def _narrowed(name: str, sizes: Counter[str], inside: dict[str, set[str]]) -> str:
-    """Return the innermost file or folder below the folder `name` that has most of its bytes, or `name` itself if no
-    single entry in it has most of them.
+    """Return the innermost file or folder below the folder `name` that has at least 90 % of the bytes of the folder
+    around it, and so on up to `name`; return `name` itself if no entry in it has so much.
 
     `sizes` has the bytes of each file and folder, `inside` the names in each folder.
     """

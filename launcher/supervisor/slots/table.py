@@ -102,8 +102,8 @@ class Occupancy:
 
 
 def occupancy(table: str | None = None) -> Occupancy:
-    """Return which runs hold slots and which wait, from the kernel's table of unix sockets, or from `table` if
-    given.
+    """Return which runs hold slots and which wait, from the kernel's table of unix sockets, or from `table`, its text
+    as in /proc/net/unix, if given.
     """
     if table is None:
         # A row can be missed where another goes while the table is read, and hardly twice.

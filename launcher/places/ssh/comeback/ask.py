@@ -52,8 +52,9 @@ def ask_lost(run: RunDir) -> None:
 
 
 def _unsupervised(run: RunDir) -> list[str]:
-    """Return the hosts that may have no supervisor: those that the run avoids as they did not answer its leader, and
-    the leader's host if its last report says that its supervisor is gone.
+    """Return the hosts that may have no supervisor: those that are excluded from the run's attempts for now, mostly
+    because they did not answer its leader, and the leader's host if the last answer from the hosts says that its
+    supervisor is gone.
     """
     attempt = newest(run)
     seen = readable(attempt.seen, ClusterAnswer) if attempt is not None else None

@@ -383,9 +383,11 @@ def _all_begin(supervisor: SupervisorState) -> bool:
 
 
 def _open_anew(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
-    """Open a new attempt with the hosts in `there`, of which some have voted for a newer one than this host leads.
+    """Open a new attempt with the hosts in `there`, because some of them have voted for a newer attempt than the one
+    that this host leads.
 
-    If another host is next in line, or too few agree, show this host as leaderless, so that another can take over.
+    If another leaderless host goes first (it has newer records or a lower number), or too few hosts vote for this one,
+    show this host as leaderless, so that another can take over.
     """
     next_in_line = supervisor.ballot.is_next_in_line(supervisor.status(), there)
     number = propose(supervisor, there, None) if next_in_line else None

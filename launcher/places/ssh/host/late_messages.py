@@ -81,10 +81,11 @@ class LateMessages(Strategy):
 
 
 def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | None = None) -> None:
-    """Send the message `word`, `cancel` or `end`, to the hosts by name; return once each was informed or must have
-    given the run up by itself.
+    """Send the message `word` (`cancel`, or `end` with the records of the run's end) to the supervisors on the hosts in
+    `hosts`, again and again. Return once each has confirmed it, or has had so much time that a supervisor which is cut
+    off from the others must have given the run up by itself (`gives_up_s`).
 
-    `patience` has the time limits; None means the usual ones.
+    `patience` has the time limits; None means the usual ones. Do nothing if no attempt has begun on this host.
     """
     patience = patience or Patience()
     begun, last = presence.begun(run), newest(run)

@@ -187,8 +187,11 @@ def _disks(opening: Open) -> _Disks:
 
 
 def _on_one_disk(run: RunDir, opening: Open) -> bool:
-    """Record that this host opens the attempt, unless a record on its disk says who did. Return whether that is another
-    host, though each host should have its own disk.
+    """Return whether this host shares a disk with another host of the attempt, though the plan says that each has its
+    own; False if the plan says that they share one.
+
+    Each host writes its name into the attempt's record of who opened it, unless that exists; one that finds another's
+    name there shares that host's disk.
     """
     plan = _disks(opening)
     if not plan.disks_apart:

@@ -71,8 +71,8 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _seen_by(ssh: Ssh, one: AwaitedRun) -> set[str]:
-    """Return the hosts of the pool on whose disk the run is, all of them if they share a disk; each host of the run
-    gets all that its leader reports.
+    """Return the hosts of the pool that can see the awaited run's files: those that the run was handed to, or all hosts
+    if they share a disk and the run was handed to one of them; none if its newest attempt is not on a pool.
     """
     run = RunDir(Path(one.run_dir))
     attempt = newest(run)
