@@ -210,7 +210,8 @@ class Run:
         """Wait until the run has ended, and return its status; raise TimeoutError if that takes longer than
         `timeout_s`.
 
-        Lost hosts of a pool are replaced if the clusters file has a command that lists the pool's present hosts.
+        Meanwhile this call resumes the run on other hosts if it has too few after a loss of hosts of a pool, and the
+        clusters file has a command that lists the pool's present hosts.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         lost = self.replacement()

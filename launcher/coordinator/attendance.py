@@ -146,8 +146,8 @@ class Attendance:
         return self._loss(node, f"node {node.index} is lost: {evidence}", evidence, node.holds)
 
     def _lose_stale_agent(self, node: KnownNode, evidence: str) -> Loss:
-        """Record that the node's previous agent is gone, as `evidence` shows, so that its ranks may be replaced; record
-        the loss as an event, and return it.
+        """Record that the node's previous agent, which had ranks and might still have run, is gone, as `evidence`
+        shows, so that these ranks may be replaced; record the loss as an event, and return it.
         """
         self._nodes.forget_stale_agent(node)
         held, node.given_up, node.holds = node.holds, max(node.given_up, node.holds), 0

@@ -145,7 +145,9 @@ class Links:
         return agents == self._agents(pair) and self._attempt.nodes.usable.issuperset(pair)
 
     def _measure(self, pairs: list[Pair]) -> None:
-        """Begin to measure the links of `pairs`, in turns in which each node has one partner."""
+        """Divide `pairs` into turns, in which each node has one partner at most, and start the first turn without
+        waiting for answers.
+        """
         self._told = False
         self._turns.extend(turns(pairs))
         self._ask(self._turns.popleft())

@@ -87,8 +87,9 @@ class Roles:
     def ended(self, name: str, end: AttemptEnd, now: float) -> AttemptEnd | None:
         """Record that part `name` has ended; return the end of the whole attempt if this end decides it, else None.
 
-        It is decided if all roles have to start again because of this part. With a main role it is decided as well if
-        a part has failed; without one, once all parts have ended.
+        The attempt ends if all roles have to start again because of this part. If the spec marks a role as main, it
+        also ends once any part has failed; that it ends when the main role succeeds is the caller's decision. If none
+        is marked, it ends once all parts have ended.
         """
         part = self._parts[name]
         part.is_there = False

@@ -108,11 +108,11 @@ class CopyHold:
         return now
 
     def is_copied(self, awaited: int, history_bytes: int) -> bool:
-        """Return whether half of the voters have the history up to the newest record that has to be copied before the
-        messages are released.
+        """Return whether at least half of the voters, this host included, have the history up to the newest record that
+        has to be copied before the messages are released.
 
-        `awaited` is how many such records are on this disk already, and `history_bytes` the size of the history up to
-        the last of these.
+        `awaited` is how many such records have been written to this disk so far, and `history_bytes` the size of the
+        history up to the last of these.
         """
         return awaited == self._awaited and self._copies.copied >= history_bytes
 

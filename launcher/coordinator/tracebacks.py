@@ -131,7 +131,11 @@ def stacks_in(lines: Sequence[str]) -> list[str]:
 
 
 def stuck_at(tail: Sequence[str]) -> str:
-    """Return where a rank was when its stacks were logged: the innermost frame of the user's own code, or ""."""
+    """Return where a rank was when its stacks were logged, as `file:line in name`; "" if `tail`, its last log lines,
+    contains no stacks.
+
+    It is the innermost frame of the user's own code, or of all code if none is the user's.
+    """
     stacks = stacks_in(tail)
     heads = [number for number, line in enumerate(stacks) if _THREAD.match(line)]
     current = next((number for number in reversed(heads) if stacks[number].startswith("Current")), None)

@@ -252,7 +252,10 @@ class Replication:
     # -- fetching
 
     async def _fetch_best(self, start: Start, choice: SaveChoice) -> None:
-        """Fetch the best checkpoint, for which no rank waits; a failure is only recorded as an event."""
+        """Fetch the files that this node lacks of the best checkpoint, which the first member has decided in `choice`.
+
+        No rank loads that one, so a failure is only recorded as an event.
+        """
         try:
             await self._fetch(start, choice)
         except (NotBrought, SaveGone) as error:

@@ -138,8 +138,10 @@ class _Work:
         self.more.set()
 
     def finish(self, over: Callable[[], None]) -> None:
-        """Make the newest checkpoint due, as the run has ended, and call `over` once it is in the store or uploading
-        has failed in a way that another try cannot mend.
+        """Have the newest checkpoint uploaded, as the run has ended, without waiting for that.
+
+        `over` is called once that checkpoint is in the store, or uploading has failed in a way that another try cannot
+        mend: a package is missing. After other failures it is tried again.
         """
         self._at_end, self.moved_at = over, time.monotonic()
         self.more.set()

@@ -83,7 +83,9 @@ class KeptRemote:
 
 
 class PreparedStart(Protocol):
-    """An attempt that was prepared before its records exist, and can be started as soon as its intent is on disk."""
+    """An attempt that was prepared before its records exist, and can be started as soon as its intent is on disk. The
+    caller calls either `start` or `drop`.
+    """
 
     def start(self, attempt: int) -> None:
         """Start the attempt, whose intent is on disk; return at once."""

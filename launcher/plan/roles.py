@@ -191,8 +191,8 @@ def _folder(place: RunIdentity, name: str) -> str:
 
 
 def _with_own_gpus(plan: Plan, machine: Machine, mine: Sequence[str]) -> Plan:
-    """Return the plan with the GPUs `mine` divided among its nodes, so that a role without any does not see those of
-    others.
+    """Return the plan with `mine`, GPUs of the one machine, divided among its nodes, which that machine plays: each
+    gets the next `gpus_per_node` of them. A role that asks for none gets none, so that it does not see those of others.
     """
     if not machine.gpus:
         return plan

@@ -312,7 +312,7 @@ def _refused(target: Target, master: Running) -> Unreachable:
 
 
 def _proxy(target: Target) -> str:
-    """Return the jump hosts or the proxy command as text for a message."""
+    """Return the jump hosts or the proxy command as text for a message; "" if there is neither or that is unknown."""
     with contextlib.suppress(BadInput):  # what ssh understands need not be known to us
         whole = resolved(target)
         return ", ".join(jump.name for jump in whole.jumps) or whole.proxy_command

@@ -79,7 +79,9 @@ def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
 
 
 def _first_sshd(target: Target) -> str:
-    """Return the host that a login reaches first, or "" if only the user's own ssh knows it."""
+    """Return the name of the host that a login connects to first, a jump host or the target; "" if the user's own ssh
+    logs in, whose configuration decides that.
+    """
     return "" if target.transport == "openssh" else (*target.jumps, target)[0].hostname
 
 

@@ -105,9 +105,10 @@ def _open_to_others(status: os.stat_result) -> bool:
 def _is_private(group: int) -> bool:
     r"""Return whether this group can be taken to have no member but this user.
 
-    Many systems give each user a group of the user's name. With a directory service one of both names may have the
-    domain: LAB\alice, alice@lab. launcher.places.ssh.probe_there repeats this, because it runs where nothing of the
-    launcher is installed.
+    The group must have the user's name, no other user among its members, and be no other user's primary group. Many
+    systems give each user such a group. With a directory service one of both names may have the domain, LAB\alice or
+    alice@lab; it is ignored for the user's own primary group. launcher.places.ssh.probe_there repeats this, because it
+    runs where nothing of the launcher is installed.
     """
     import grp  # late: only a folder that a group can write to needs it
     import pwd  # late: only such a group needs it

@@ -127,8 +127,9 @@ def _used(trees: Collection[Path], root: Path, without: Collection[str] = ()) ->
 
 
 def remove_unused_code(roots: Collection[Path]) -> None:
-    """Remove the code stored for the runs in the folders `roots` that no run uses; leave alone a folder of runs in
-    which a submit is active.
+    """Remove from each of `roots`, folders of runs, the stored code that none of its runs uses.
+
+    A folder in which a submit is active is left alone, and so is one with a run whose plan cannot be read.
     """
     for root in roots:
         trees = unneeded(root / STORE, root)

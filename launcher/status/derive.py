@@ -161,8 +161,8 @@ def derive(facts: RunFacts) -> RunStatus:
 def _with_answer(role: RunFacts, answer: ClusterAnswer | None, whole: _Verdict) -> RunFacts:
     """Return the facts about a side role, where `whole` is the conclusion about the whole run.
 
-    If the role's supervisor is on a machine that cannot be checked from here, the facts contain `answer`, the cluster's
-    answer about the whole run; once the whole run has ended, the role counts as cancelled with it.
+    They are `role` unchanged if its supervisor can be checked from here. Otherwise `answer`, the cluster's answer about
+    the whole run, is added or, once the whole run has ended, the answer that the role was cancelled with it.
     """
     if role.living.supervisor is not None:
         return role

@@ -201,7 +201,7 @@ class LogReader:
         self._newest = max(self._open, default=self._newest)
 
     def _folders(self) -> Iterator[tuple[tuple[int, int], Path]]:
-        """Yield ((attempt, generation), path) of each log folder of the run."""
+        """Yield ((attempt, generation), path) of each log folder of the run, the oldest first."""
         for folder in _entries(self._run.logs):
             if (key := parse_log_folder(folder.name)) is not None:
                 yield key, folder

@@ -166,7 +166,9 @@ class RolesOfRun:
         return None if lost.isdisjoint(node.host for node in part.plan.nodes) else part.lost
 
     def main_ended(self, end: AttemptEnd) -> AttemptEnd | None:
-        """Record how the main role ended; return how the run ends if all other roles have ended, else None."""
+        """Record how the main role ended; return how the run, or this attempt of it, ends if that is decided now, else
+        None: then the other roles go on.
+        """
         return self._roles.ended(self._main, end, time.monotonic())
 
     def failure(self, end: AttemptEnd) -> Failure | None:

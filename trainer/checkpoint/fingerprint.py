@@ -320,7 +320,10 @@ def _files_with_values(manifest: Manifest) -> set[int]:
 
 
 def _has_values(document: str) -> bool:
-    """Return whether the document of this name holds optimizer state other than tensors, such as step counts."""
+    """Return whether a tree of the manifest, a JSON document, has optimizer state besides tensors, such as step counts.
+
+    That is known from its name, `document`.
+    """
     return document == SHARED or document.startswith(_SPREAD)
 
 

@@ -237,7 +237,7 @@ def _elementwise_maximum(messages: Sequence[bytes]) -> bytes:
 
 
 def nodes(world: World) -> list[str]:
-    """Return the name of each rank's node, by rank; all ranks call it."""
+    """Return the name of each rank's node (machine/node), by rank: equal texts mean one node. All ranks call it."""
     # Two nodes of a run may share a machine: its name alone would not tell them apart.
     here = f"{os.uname().nodename}/{os.environ.get('LAUNCH_NODE') or world.node}"
     if world.control is None:

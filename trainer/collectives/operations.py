@@ -69,7 +69,7 @@ class Prepared:
 
 
 def _pattern(count: int, device: torch.device) -> Tensor:
-    """Return `count` small whole numbers that repeat, so that sums of them are exact."""
+    """Return `count` floats that count from 0 to 6 over and over, so that sums of them are exact."""
     return (torch.arange(count, device=device) % _PERIOD).float()
 
 

@@ -72,8 +72,8 @@ class Reading:
     """
 
     dataset: Any
-    sharing: Sharing
-    seed: int
+    sharing: Sharing  # how a step's samples are divided over ranks and micro-batches
+    seed: int  # of the random numbers that are drawn in reading and collating
     collate: Collate | None = None
     drop_last: bool = False
 

@@ -307,7 +307,7 @@ def pickled(item: Any) -> bytes:
 
 
 class _Packer(ForkingPickler):
-    """A pickler that stores small tensors by value."""
+    """A pickler that stores CPU tensors of up to 64 KiB by value, and others in shared memory, as torch does."""
 
     def reducer_override(self, item: Any) -> Any:
         """Return how pickle stores a small tensor by value; NotImplemented for anything else."""

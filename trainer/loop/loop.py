@@ -380,8 +380,8 @@ class Loop:
     def _check_time_limit(self) -> None:
         """Set `out_of_time` if `max_time_s` has passed on some rank.
 
-        All ranks call it after each step. They vote only after those steps in which a vote is due, about ten times a
-        second.
+        All ranks call it after each step, and set it after the same one. They vote only about ten times a second: each
+        vote fixes after which step the next one is.
         """
         limit = self.training.settings.max_time_s
         if limit is not None and self.late.due(self.progress.step):

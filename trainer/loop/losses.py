@@ -148,7 +148,10 @@ class StepLosses:
         return self._names, read([one for sums in self._sums for pair in sums.values() for one in pair])
 
     def put_back(self, names: Sequence[str], numbers: Sequence[float], others: Sequence[Sequence[float]] = ()) -> None:
-        """Restore the names and numbers that `noted` returned; `others` are the numbers of ranks that are gone."""
+        """Restore the step's losses from the names and numbers that `noted` returned, after a rank was lost.
+
+        `others` has such numbers of each rank that is gone, which count in the means of this step.
+        """
         self._names, width = tuple(names), 2 * len(names)
         tensors = [torch.tensor(number, dtype=torch.float64) for number in numbers]
         batches = [tensors[place : place + width] for place in range(0, len(tensors), width or 1)]

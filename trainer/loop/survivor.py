@@ -256,9 +256,9 @@ class Survivor:
             self.member.world = replace(self.member.world, rejoined=False)
 
     def _log_refusal(self, loop: Loop, text: str) -> None:
-        """Log `text`, why the training cannot continue in place, if the user asked for recovery in place.
+        """Log `text`, why the training cannot continue in place, if the user chose recovery in place.
 
-        Nothing is logged if it is only launch's default.
+        Nothing is logged if the user chose no mode, and launch uses this one by default.
         """
         if not self.launched.in_place_by_default:
             loop.training.say(text)
@@ -422,9 +422,10 @@ class Survivor:
 
 
 def _is_about_lost_rank(error: Exception) -> bool:
-    """Return whether the error is about a lost rank, or was raised while such an error was handled.
+    """Return whether the error is one that torch or gloo raises for a lost rank, or was raised while one was handled.
 
-    After launch has sent this rank the message to reconnect, any error counts. Other errors are the user's.
+    After launch has sent this rank the message to reconnect, any error counts, except one which says that the training
+    cannot continue in place. Other errors are the user's.
     """
     chain = _chain_of(error)
     return not any(CANNOT in str(one) for one in chain) and (

@@ -61,7 +61,10 @@ def on_device(model: Any, number: int) -> Any:
 
 
 def answers(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]:
-    """Return one answer for each input, computed by the service with the model; if a batch fails, each input alone."""
+    """Return one answer for each input, computed by the service with the model.
+
+    If the batch fails, each input is computed alone, and the answer to one that fails again describes its error.
+    """
     try:
         return _computed(service, model, inputs)
     except Exception as error:  # noqa: BLE001 - what the user's code does is anything

@@ -59,9 +59,10 @@ def _contained(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _only_contains(module: nn.Module) -> bool:
-    """Return whether the module only holds other containers or blocks.
+    """Return whether the module is no block itself, because it only holds blocks or other containers.
 
-    A container of single layers, such as conv + norm + relu, is itself a block, and so is a subclass of a container.
+    That is so for a ModuleList, and for a Sequential if some module in it has children. A Sequential of single layers,
+    such as conv + norm + relu, is itself a block, and so is a subclass of a container.
     """
     if type(module) is nn.ModuleList:
         return True  # cannot be called

@@ -281,9 +281,9 @@ def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list
 def _parts_to_compile(
     module: nn.Module, blocks: list[nn.Module], settings: StrategySettings, pipeline: "Pipeline | None"
 ) -> list[nn.Module]:
-    """Return the modules to compile separately: the blocks if they were named or are sharded, else the whole model.
+    """Return the modules to compile separately: the blocks if the user named them or they are sharded, else `module`.
 
-    In a pipeline these are the blocks of this rank's stages.
+    In a pipeline it is always the blocks of this rank's stages.
     """
     if pipeline is not None:
         here = {part for stage in pipeline.stages.values() for part in stage.modules()}

@@ -274,10 +274,10 @@ class Pipeline:
                 return schedule.step(*([inputs] if self.is_first else []), target=numbers, return_outputs=not learns)
 
     def _needs_new_schedule(self, wanted: bool) -> bool:
-        """Return whether to make a schedule: if `wanted` on this rank, or, with shards, on any rank.
+        """Return whether to make a schedule: if `wanted` on this rank, or, with shards, on any rank; all ranks call it.
 
-        A new schedule runs a batch to discover shapes. With shards all ranks with a stage take part in that, and other
-        ranks may have batches of other shapes.
+        A new schedule runs a batch to discover shapes. With shards all ranks that have the same stage take part in
+        that, also those whose own batches have a known shape.
         """
         if self.settings.strategy not in SHARDS:
             return wanted

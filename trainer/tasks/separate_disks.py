@@ -22,7 +22,8 @@ _PIECE = 8 << 20
 def leaders_of(world: World, *, apart: bool) -> tuple[int, ...]:
     """Return for each rank the rank that reads and writes files for all ranks on its disk; all ranks call it.
 
-    Without `apart` there is one disk, for which rank 0 acts.
+    With `apart` each node has a disk, for which its first rank acts; without it there is one disk, for which rank 0
+    acts.
     """
     return disk_leaders(world) if apart else (0,) * world.size
 

@@ -62,7 +62,11 @@ def open_safetensors(path: Path) -> Source:
 
 
 def open_torch(path: Path) -> Source:
-    """Return the tensors of a file of torch.save, read with weights_only. Raises TrainerError if there are none."""
+    """Return the tensors of a file of torch.save, read with weights_only.
+
+    They are its values by name, or those in a usual wrapper such as `state_dict`. Raises TrainerError if there are
+    none.
+    """
     found = loaded(path, path, mmap=_is_archive(path))
     tensors = _tensors(found)
     for wrapper in _WRAPPERS:

@@ -85,7 +85,8 @@ def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: 
     """Return the path at which the server can read the checkpoint directory of the run `one`.
 
     `found` is the model to serve, `wish` the request for the server's run, and `on` its cluster. `trained_there`: the
-    run `one` was trained on that cluster. Raise BadInput if the server cannot read the directory.
+    run `one` was trained on that cluster. A server on a cluster that does not share this machine's disk can read the
+    directory only if `trained_there`, and if it is inside the folder of the run; raise BadInput otherwise.
     """
     if not wish.cluster.remote:
         return str(found.checkpoints)

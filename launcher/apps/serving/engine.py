@@ -61,7 +61,7 @@ class Computed:
     """An answer as JSON, the step of the checkpoint that computed it, and whether it came from the cache."""
 
     json: bytes
-    step: int | None  # None: it had no checkpoint
+    step: int | None  # None: the model was served without a checkpoint
     cached: bool = False
 
 
@@ -293,7 +293,9 @@ class Engine:
             self._pump()
 
     def left(self, worker: ServingWorker) -> None:
-        """Remove a worker that has ended from the idle ones, if it is one."""
+        """Remove a worker from the idle ones, so that it gets no batch any more; do nothing if it is not idle. It has
+        ended, or another group has taken over from its group.
+        """
         with suppress(ValueError):
             self._idle.remove(worker)
 

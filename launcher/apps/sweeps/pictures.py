@@ -160,7 +160,7 @@ def _saved(plt: Any, form: str, out: Path) -> bytes:
 
 
 def _page(sweep: SweepDir, drawn: Mapping[str, bytes]) -> bytes:
-    """Return an HTML page with the pictures."""
+    """Return an HTML page, in UTF-8, with the pictures in `drawn`: SVG files by kind, such as history."""
     pictures = "\n".join(f"<h2>{_TITLES[kind]}</h2>\n{_svg(one)}" for kind, one in drawn.items())
     return _PAGE.format(title=html.escape(sweep.id), pictures=pictures).encode()
 

@@ -253,7 +253,8 @@ class Sweep:
         return wanted.trials if wanted is not None else 0
 
     def stop(self) -> SweepState:
-        """Have all trials save and stop; return the state once they have.
+        """Have all trials that still run save and stop; wait without a time limit until they have, and return the
+        sweep's state.
 
         `resume` continues them from their checkpoints. Raise Refused if the sweep has ended or was stopped before.
         """

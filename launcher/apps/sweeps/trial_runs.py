@@ -82,7 +82,7 @@ def run_id_of(sweep: RunId, number: int) -> RunId:
 
 
 class RunsOfTrials:
-    """The operations on runs that a conductor needs, on real runs, through the Python API."""
+    """The operations on real runs, through the Python API, that the process which conducts a sweep needs."""
 
     def __init__(self, sweep: SweepDir, record: SweepRecord) -> None:
         self._sweep, self._record = sweep, record

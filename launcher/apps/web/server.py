@@ -262,7 +262,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._expect(self._limits.head_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Refuse a request with too many headers."""
+        """Raise ValueError, by which uvicorn refuses the request, if it has more headers than `Limits.headers`."""
         super().on_header(name, value)
         if len(self.headers) > self._limits.headers:
             raise ValueError("too many headers")

@@ -40,10 +40,10 @@ class RunUsage(msgspec.Struct, frozen=True):
     """The disk space that a run takes on this machine, in bytes, and on others (`elsewhere`)."""
 
     run: str  # its id
-    total: int
+    total: int  # of the run's folder, the next three included, except checkpoints that are outside it
     checkpoints: int
     logs: int
-    code: int
+    code: int  # of the run's own copy
     elsewhere: tuple[KeptElsewhere, ...]
 
 

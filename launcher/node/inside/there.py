@@ -109,7 +109,9 @@ def threads_blocking_dump(pid: int) -> set[str]:
 
 
 def has_pending_dump(pid: int) -> bool:
-    """Return whether DUMP_SIGNAL is pending and no thread has taken it."""
+    """Return whether DUMP_SIGNAL was sent to the process `pid` and is still pending, because none of its threads has
+    taken it; False if the process has ended.
+    """
     return _mask_has_dump(_status(pid), "ShdPnd")
 
 

@@ -51,11 +51,11 @@ def host_command(python: str, run_dir: str, attempt: AttemptDir, node: int) -> l
 def host_here(
     run: RunDir, attempt: AttemptDir, node: int, environment: Mapping[str, str], before: Sequence[str] = ()
 ) -> Running:
-    """Start the host process of node `node`, with the variables `environment`, and return the connection to its stdin
-    and stdout.
+    """Start a host process that answers for node `node` of this attempt, with the variables `environment`, and return
+    the connection to its stdin and stdout.
 
-    `before` is the beginning of a command line that runs the rest on another node, such as `srun`; empty means this
-    machine.
+    `before` is the beginning of a command line that runs the rest on that node, such as `srun`; empty means that the
+    node is on this machine.
     """
     argv = [*before, *host_command(sys.executable, str(run.path), attempt, node)]
     return Running(f"node {node}", ProgramChannel(argv, environment))

@@ -88,7 +88,9 @@ class Checkup:
         return judge(device, said, ending)
 
     def _starter(self, zygote: ZygoteLink | None, device: str) -> Starter:
-        """Return what starts the check's process: the zygote, or a new interpreter if `zygote` is None."""
+        """Return the starter of the process that checks `device`: it forks the zygote, or starts a new interpreter if
+        `zygote` is None or refuses.
+        """
         home = self._home
         entry = replace(home.plan.entry, kind="script", target=str(self._program), args=(device,))
         ordinary = OrdinaryStarter(entry, home.environment, home.workdir, home.run.code, self._reaper)

@@ -293,9 +293,9 @@ class Preparation:
         return await self._wait_until_ready(standby)
 
     async def _accept(self) -> ZygoteLink | None:
-        """Return the zygote that was offered to this agent if it has imported the modules that this agent would import,
-        with the same interpreter and with variables that make no difference to imports; else return None and log the
-        reason.
+        """Return the zygote that was started before this agent and offered to it, once it has confirmed that it has
+        imported the modules that this agent would import, with the same interpreter and with variables that make no
+        difference to imports. If none was offered or it does not fit, return None, after ending it.
         """
         offered, entry, home = self._offered, self._home.plan.entry, self._home
         if offered is None or offered.python != entry.python:

@@ -85,7 +85,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
     run: RunDir
     attempt: AttemptDir
-    handle: Handle | None
+    handle: Handle | None  # None: no job was submitted for it yet
     job: QueuedJob | None
 
     @property

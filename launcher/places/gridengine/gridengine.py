@@ -116,7 +116,7 @@ class GridEngineSystem(BatchSystem):
         return True
 
     def try_out(self, script: str) -> str:
-        """Return Grid Engine's answer about this script, by `qsub -w v`."""
+        """Return Grid Engine's verdict on this script, as text for the user; `qsub -w v` submits no job."""
         answer = ask(["qsub", "-w", "v"], stdin=script)
         return f"{CALLED} says: {_last_line(answer).removeprefix('verification: ')}"
 

@@ -99,7 +99,9 @@ class LoginCluster(Place):
         return [replace(host, runs=tuple(filter(_is_known_here, host.runs))) for host in hosts]
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem for each condition to wait for that the cluster behind the login node does not support."""
+        """Return a problem for each `queue` option of the spec, and each run to wait for (`awaited`), that the cluster
+        behind the login node does not support.
+        """
         return waiting.queue_problems(address_for(spec.login), spec.queue, awaited)
 
     def runs_folder(self, spec: JobSpec) -> str:
@@ -252,7 +254,9 @@ class LoginCluster(Place):
         return files.fetch(run, checkpoint)
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Copy the files that ranks wrote beside their code below `draft`; return one folder for each login node.
+        """Copy the files that ranks wrote beside their code below `draft`; return one folder for each login node that
+        has any, as a run's attempts may have been on several.
+
         `frozen` is not used, as the login node itself distinguishes outputs from code.
         """
         return files.bring_outputs(run, draft, frozen)

@@ -203,8 +203,10 @@ def _outputs_of(remote: RemoteRun, known: dict[str, int]) -> tuple[tuple[tails.T
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
-    """Copy logs, metrics and checkpoints to this machine; return a line of text for each. `checkpoint` is `newest`
-    (with it the best one), `none`, or a step.
+    """Copy logs, metrics and checkpoints to this machine; return lines for the user about what was copied.
+
+    `checkpoint` is `newest` (with it the best one), `none`, or a step. Raise Unreachable if a login node's logs could
+    not be copied, after copying the rest.
     """
     return mirror.fetch(
         run,
@@ -286,8 +288,8 @@ class LoginDisk:
         return take(self._pieces(wanted, name))
 
     def _pieces(self, wanted: Held, name: str) -> Iterator[bytes]:
-        """Yield the bytes of the file `name` of the checkpoint `wanted`, one piece for each request; an empty name
-        stands for the manifest.
+        """Yield the bytes of the file `name` of the checkpoint `wanted`, requested in pieces of PIECE_BYTES; an empty
+        name stands for the manifest. Raise Unreachable if the login node does not answer.
         """
         at, piece = 0, b" " * PIECE_BYTES
         while len(piece) == PIECE_BYTES and (name or at < _MOST_MANIFEST):

@@ -87,8 +87,10 @@ class LsfSystem(BatchSystem):
         return found[1] if found else ""
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
-        """Return the whole batch script for bsub, with the submit token; its early output goes to `where`, the folder
-        of the run or of an array, and hosts in `avoid` are excluded.
+        """Return the whole batch script for bsub, which writes the submit token into a field of the job and excludes
+        the hosts in `avoid`.
+
+        The job's own output goes to a file in `where`, the folder of the run or of an array.
         """
         follows = [job for _, job in jobs_to_follow(plan.awaited)]
         lines = directives("#BSUB", options(plan, submit_token, where, avoid, follows))

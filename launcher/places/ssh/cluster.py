@@ -173,7 +173,9 @@ class SshCluster(Place):
         return fetch.bring_outputs(run, draft, frozen)
 
     def bring_newest(self, run: RunDir) -> None:
-        """Copy the newest checkpoint and the logs to this machine."""
+        """Copy the newest checkpoint, and the best one, from the hosts to this machine, and the logs of hosts that can
+        be reached. Raise Unreachable or NotTransferred if the run had checkpoints and none can be copied.
+        """
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
         fetch.bring_newest(run)

@@ -42,7 +42,10 @@ class TimedLogin:
 
 
 def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Yield findings about the hosts; call `tell` with a line of text before each check that takes long."""
+    """Yield findings about the hosts; call `tell` with a line of text before each check that takes long.
+
+    A host that cannot be examined is a finding too; raise BadInput if the pool names no hosts.
+    """
     request.refuse_all_but("try")
     pool = pool_of(ClusterEntry("ssh", request.cluster, request.defaults))
     hosts = {host.name: host for host in hosts_of(pool)}

@@ -180,7 +180,7 @@ def _is_digest(name: str) -> bool:
 
 
 def _parents(path: str) -> list[str]:
-    """Return the folders above a path."""
+    """Return the paths of the folders above a relative path, the outermost first: `a` and `a/b` for `a/b/c`."""
     parts = path.split("/")
     return ["/".join(parts[:end]) for end in range(1, len(parts))]
 

@@ -151,7 +151,7 @@ def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name
     """Return the step `name`. Raise Wrong with its problems, whose keys begin within the step, such as run.script
     instead of steps.NAME.run.script.
 
-    `steps` has what each step needs.
+    `steps` has for each step the names of the steps that it needs. The last argument is not used.
     """
     needed, given = needed_by(name, steps), set[tuple[str, str]]()
     gather = Gather()

@@ -30,8 +30,8 @@ class PortToTry(Leaf, frozen=True):
 
 
 class RolesTable(Struct, frozen=True):
-    """The table of roles, read only for how each relates to others (the options in `among`). The options in `of_a_spec`
-    are read later, once those common to all roles are merged in.
+    """The table of roles, read only for how each relates to others (the options in `among`, such as `after`). The
+    options in `of_a_spec`, such as `run`, are read later, once those common to all roles are merged in.
     """
 
     among: Section  # options on how a role relates to others

@@ -71,11 +71,11 @@ class SecretText(Leaf, frozen=True):
 
 
 class NotifyRecipient(Struct, frozen=True):
-    """A recipient of notifications, such as `slack: SLACK_WEBHOOK` or `email: me@example.org`. With `spelled_out`, a
-    secret address may be written itself.
+    """A recipient of notifications, such as `slack: SLACK_WEBHOOK`, with the environment variable that has the address,
+    or `email: me@example.org`.
     """
 
-    spelled_out: bool = False
+    spelled_out: bool = False  # a secret web address may be written itself, instead of where it is stored
 
     def words(self) -> str:
         """Return the noun for messages that say what is expected, such as `an integer`."""

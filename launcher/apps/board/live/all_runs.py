@@ -320,8 +320,8 @@ class AllRuns:
             self._measured.forget(known.run.id)
 
     def _changes(self, gone: list[str]) -> RowChanges:
-        """Return the rows that have changed, and put them into `rows`; `gone` are ids of runs to remove. An error with
-        one row is logged, and does not affect others.
+        """Return the rows that have changed since the last call, and put them into `rows`; remove those of the runs
+        with the ids `gone`. An error with one row is logged, and does not affect others.
         """
         touched, self._touched = self._touched, set()
         other = dict[str, BoardRow]()

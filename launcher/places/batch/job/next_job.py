@@ -44,6 +44,9 @@ class NextJob:
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> tuple[AttemptDir | None, int]:
         """Return (the next attempt, which this process runs, or None; the exit code with which this process leaves if
         there is none).
+
+        If there is none, the run was cancelled, or the same job requeued, or a new job submitted, or the run ended
+        because the scheduler refused both. The exit code is 0, or that by which the batch system requeues the job.
         """
         history = read_lines(self._run.events, Event)
         lost = self._gone(attempt, lost_nodes(history, attempt.number, self._plan, time.time()))

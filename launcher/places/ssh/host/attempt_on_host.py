@@ -51,7 +51,7 @@ class AttemptOnHost:
 
     @property
     def leads(self) -> bool:
-        """Return whether this host leads the attempt."""
+        """Return whether this host leads the attempt: it has node 0, whose agent runs the coordinator."""
         return self.index == 0
 
     def agent(

@@ -39,10 +39,10 @@ class _PlanNode(msgspec.Struct, frozen=True):
 
 
 class _Disks(msgspec.Struct, frozen=True):
-    """The part of a plan that shows which hosts should see which disk."""
+    """The part of a plan that shows whether its hosts, by node, share the disk on which runs are kept."""
 
     nodes: tuple[_PlanNode, ...]
-    disks_apart: bool
+    disks_apart: bool  # each host keeps runs on a disk of its own; else on one that all share
 
 
 class _OpenedOn(msgspec.Struct, frozen=True):

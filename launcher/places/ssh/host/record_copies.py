@@ -255,7 +255,11 @@ class RecordReplicator:
         self._thread.start()
 
     def close(self) -> list[int]:
-        """Send what is not sent yet, stop, and return the numbers of the hosts that lack the record of the end."""
+        """Stop the thread, send what is not sent yet, and return the numbers of the hosts that lack the record of the
+        end.
+
+        Each host is tried once more, even one that did not answer lately.
+        """
         self._over = True
         self._records_due.set()
         self._thread.join()

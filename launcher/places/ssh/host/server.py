@@ -225,7 +225,9 @@ def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
 
 
 def _new_events(run: RunDir, at: int) -> Iterator[tails.Tail]:
-    """Yield the run's history from byte `at` on, in at most one part."""
+    """Yield the run's history from byte `at` on, cut off at MOST_OF_EVENTS bytes, as one item, or none if the run has
+    no history yet.
+    """
     with contextlib.suppress(FileNotFoundError), run.events.open("rb") as events:
         events.seek(at)
         yield tails.Tail(run.events.name, at, events.read(MOST_OF_EVENTS))
