@@ -40,7 +40,6 @@ class _Session:
 
     decision: "asyncio.Future[LoadDecision]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     complete: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """It is set once all members have the files."""
 
     awaited: set[int] = field(default_factory=set)  # the nodes that have not reported yet that they have all files
 

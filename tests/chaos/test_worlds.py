@@ -53,10 +53,11 @@ def test_all_that_a_run_has_on_a_host_has_the_clock_of_that_host(hosts, tmp_path
             assert [abs(clock - time.time()) > 3_000.0 for clock in asked] == [False, True]
         pool.submit(steps=1_000_000, every=5, pause_s=0.05)
         pool.desk.until("ranks at work", lambda: len(pool.newest_ranks()) == pool.nodes)
-        for words in pool.own.values():  # ranks are forked of zygotes
+        for kind, words in pool.own.items():  # ranks are forked of zygotes
             found = [pid for pid in pool.processes() if words in worlds.command(pid)]
             assert len(found) >= pool.nodes, words
-            assert all(str(pool.clocks) in python_path(pid) for pid in found), words
+            if kind != "supervisor":  # a fork of a server that SSH started: /proc shows little of its environment
+                assert all(str(pool.clocks) in python_path(pid) for pid in found), words
 
 
 def test_what_is_damaged_on_a_host_is_passed_over_by_all_ranks(hosts, tmp_path):
