@@ -100,7 +100,7 @@ def _address(source: dict[str, Any] | None) -> str:
 
 
 def _is_editable(source: dict[str, Any] | None, project: Path) -> bool:
-    """Return whether launch is an editable installation from `project`, which this environment belongs to.
+    """Return whether launch is an editable installation from `project`, the folder of this environment's project.
 
     `source` is where launch was installed from (PEP 610, None: the package index).
     """

@@ -104,7 +104,10 @@ class _Reader:
                 stack.append(tuple(items))
 
     def _make(self, name: str, argument: Any) -> None:
-        """Execute an opcode that names or makes an object. Raises NotPlain if the items on the stack do not fit."""
+        """Execute the opcode `name`, which names or makes an object; only for GLOBAL, `argument` is that name.
+
+        Raises NotPlain if the items on the stack do not fit.
+        """
         stack = self.stack
         last = None if name == "GLOBAL" else stack.pop()
         match name:

@@ -312,7 +312,9 @@ def _by_stacks(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict
 
 
 def _in_no_collective(ranks: Sequence[RankLook]) -> list[RankLook]:
-    """Return the ranks whose stacks show something other than waiting for other ranks."""
+    """Return the ranks whose stacks show something other than waiting for other ranks. Ranks that have ended, or whose
+    stack is not known, are left out.
+    """
     return [one for one in _living(ranks) if one.stack and not _in_torch_distributed(one)]
 
 
@@ -430,7 +432,9 @@ def _verdict(
 
 
 def _evidence(ranks: Sequence[RankLook]) -> tuple[str, ...]:
-    """Return one line for each of the first few ranks: its state, its collective and its line of code."""
+    """Return one line for each of the first 16 ranks: its state, its collective and its line of code. If there are
+    more, a last line says how many.
+    """
     return tuple(map(_line_of, ranks[:16])) + ((f"and {len(ranks) - 16} more ranks",) if len(ranks) > 16 else ())
 
 

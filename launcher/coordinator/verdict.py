@@ -174,5 +174,7 @@ def of_limit(plan: Plan) -> Verdict:
 
 
 def is_of_peers_alone(generation: Generation) -> bool:
-    """Return whether all failures so far are about connections to other ranks."""
+    """Return whether all failures so far are about connections to other ranks; those of ranks that the launcher was
+    stopping do not count.
+    """
     return all(end.stopping or classify(end) is Cause.COMMUNICATION for end in generation.failures)

@@ -293,8 +293,8 @@ class Watch:
         return not (attempt.leaving or attempt.lost) and attempt.current.may_be_stopped
 
     def _act_on_unexplained_failure(self) -> None:
-        """Continue in place, or close the generation, after a failure that no agent has explained within the time
-        limit: its apparent cause counts.
+        """Act on a failure that no agent has explained within the time limit, as by its apparent cause. If ranks failed
+        as they do when the cluster stops the whole job, continue in place if possible; else close the generation.
         """
         attempt, killed = self._attempt, self._may_be_stopping
         attempt.blame_at = inf

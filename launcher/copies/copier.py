@@ -116,14 +116,16 @@ class Copier:
         return self._problem
 
     async def close(self) -> None:
-        """Stop copying checkpoints."""
+        """Stop copying checkpoints; a copy in progress is cut off."""
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait([self._working])
 
     async def _work(self, node: int, start: Start, target: ReplicaAddress, before: "asyncio.Task[None] | None") -> None:
-        """Copy steps for ever, each once it is committed; begin after the task `before`, which an earlier generation
-        left, has ended.
+        """Copy the checkpoints of steps to the next node, which `target` names, for ever, each once it is committed.
+        Begin after the task `before`, which an earlier generation left, has ended.
+
+        `node` is the number of this node, and `start` has the ranks whose files are copied.
         """
         if before is not None:
             await asyncio.wait([before])  # what it was sending has been cut off by then

@@ -105,6 +105,8 @@ class ReplicaFiles:
     def check_reported(self, save: Save, name: str) -> bool:
         """Read every byte of the file `name`, which another node reported as damaged. If it is damaged, rename this one
         file, so that the checkpoint lacks it here, and return True.
+
+        Return False if it is whole, or if the checkpoint or the file is not here.
         """
         found = self.look_at(save.kind, save.step)
         if found is None or found[0] != save:

@@ -72,8 +72,9 @@ class Uploads:
         self._noted: int | None = None
 
     def follow(self, start: Start) -> None:
-        """Upload the files of the ranks in `start` from now on, beginning with checkpoints that an earlier generation
-        committed.
+        """Upload checkpoints from now on, beginning with those that an earlier generation committed. If each node's
+        disk has only its own ranks' files, this node uploads those of its ranks in `start`; else the first node uploads
+        all, and the others nothing.
         """
         self.close()
         if start.group_rank == 0 or self._rules.apart:

@@ -153,8 +153,9 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
 
 
 async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
-    """Close the agent, and then the coordinator, whose records are written last. Return the coordinator's exit code, or
-    the agent's if the coordinator has not ended by itself.
+    """Wait until the agent has ended, which is told to leave if the coordinator has ended, and then close the
+    coordinator, whose records are written last. Return the coordinator's exit code, or the agent's if the coordinator
+    has not ended by itself.
 
     `working` is the agent's task.
     """

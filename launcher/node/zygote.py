@@ -1058,8 +1058,9 @@ def times_of(c10d: Any) -> dict[str, Any]:
 
 
 def times_of_group(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> Any:
-    """Return as a JSON object when each collective of one process group was entered, in microseconds, the newest last.
-    It goes back to the first gap in their sequence numbers, at most 512.
+    """Return when each collective of one process group was entered, as a JSON object with the fields of `GroupTimes`
+    (launcher/run/hangs.py): the times are in microseconds, the newest last. They go back to the first gap in the
+    collectives' sequence numbers, and are at most 512.
 
     `world` is torch's record of all groups, `key` is (the group's name, its backend), `entries` are its entries of the
     Flight Recorder.

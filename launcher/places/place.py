@@ -281,8 +281,11 @@ class Place(ABC):
         """
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Copy the files that ranks wrote on other machines beside their code below `draft`; return one folder for each
-        machine, by default none. `frozen` are the names of the code's own files.
+        """Copy the files that ranks on other machines wrote into their folder of code, to folders below `draft`; return
+        the folder of each machine that had any.
+
+        `frozen` are the names of the code's own files, which are not copied. The default copies nothing and returns an
+        empty list.
         """
         return []
 

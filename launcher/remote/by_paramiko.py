@@ -101,7 +101,9 @@ class ParamikoChannel:
         return (bytes(out), bytes(err)) if out or err else None
 
     def _wait_for_room(self, wait_s: float) -> None:
-        """Wait up to `wait_s` until the host accepts input."""
+        """Wait up to `wait_s` until the host accepts input or the channel is closed. The caller finds out which by
+        sending again.
+        """
         with self._session.lock:
             if self._session.out_window_size == 0 and not self._session.closed:
                 self._session.out_buffer_cv.wait(wait_s)

@@ -69,7 +69,11 @@ class Tunnel:
                     self._heard_at.pop(peer, None)
 
     def _pass_on(self, peer: socket.socket, channel: Channel) -> None:
-        """Relay data in both directions until one side ends; raise OSError if a side accepts no data for a minute."""
+        """Relay data in both directions until the channel ends. When the peer sends no more, the channel's input is
+        ended, and what still comes from the host is relayed.
+
+        Raise OSError or EOFError if a side has left, or accepts no data for a minute.
+        """
         peer.settimeout(_TAKE_S)
         poll = select.poll()
         poll.register(peer, select.POLLIN)

@@ -201,7 +201,7 @@ class Remains:
 def remains(run: RunDir) -> Remains:
     """Return the newest attempt, plan and cluster kind of a run that may be damaged; never raise an error.
 
-    A run without any readable record is treated as local, where processes are found without records.
+    A run without any readable record is treated as local, because local processes can be found without records.
     """
     from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
 

@@ -264,15 +264,15 @@ class NodeState(msgspec.Struct, frozen=True, gc=False):
 
 
 class RankState(msgspec.Struct, frozen=True, gc=False):
-    """One rank in state.json: its node, its pid, its state (starting, running, stopping, done, failed), and its
-    step.
+    """One rank in state.json: its node, its pid, its state (starting, running, stopping, done, failed), and the last
+    step that it has reported.
     """
 
     rank: int
     node: int
-    pid: int | None
+    pid: int | None  # None: it has no process now
     state: str  # starting, running, stopping, done, failed
-    step: int | None = None
+    step: int | None = None  # None: it has reported none
 
 
 _Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]

@@ -218,7 +218,9 @@ def _side_role_recovery(recovery: Recovery, own: Mapping, root: Mapping) -> Reco
 
 
 def _own(root: Mapping, name: str) -> Mapping:
-    """Return the options that are written in the role `name`, without those beside `roles`."""
+    """Return the options that are written in the role `name`, without those beside `roles`; an empty mapping if it has
+    none.
+    """
     entry = root.find(_KEY, name)
     return entry.value if entry is not None and isinstance(entry.value, Mapping) else Mapping({}, root.mark)
 

@@ -329,10 +329,11 @@ class _Places:
 
 
 def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
-    """Return where the runs of the graph's steps are stored; `here` is the folder of runs on this machine, and `on` the
-    cluster of steps that name none (None: not known).
+    """Return where the runs of the graph's steps are stored: in `here`, the folder of runs on this machine, or on their
+    cluster if it stores runs on its own disks.
 
-    A cluster is queried only if a step on it uses another step's outputs.
+    `on` is the cluster of steps that name none. If it is None, such a step has no known cluster, and its run counts as
+    stored in `here`. A cluster is queried only if a step on it uses another step's outputs.
     """
     named, far = {step.name: step.on or on for step in graph.steps}, dict[str, str]()
     for step in graph.steps:

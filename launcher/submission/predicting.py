@@ -112,8 +112,8 @@ def _written(name: str) -> tuple[str, str]:
 
 
 def _chosen(run: RunDir) -> Path:
-    """Return the run's best checkpoint or, if it has none, the folder from which the newest is taken; raise Refused if
-    that is empty.
+    """Return the folder of the run's best checkpoint; if none is marked as best, the folder of all its checkpoints,
+    from which the newest is to be loaded. Raise Refused if the run has no checkpoint on this machine.
     """
     folder = next((folder for folder in checkpoint_folders(run) if entries(folder)), None)
     if folder is None:

@@ -525,7 +525,9 @@ class WireServer(Generic[In, Out]):
         self._timer = self._loop.call_at(moment, self._drop_overdue)
 
     def _forget(self, peer: socket.socket) -> None:
-        """Stop reading a peer's proof, which makes room for another."""
+        """Stop reading the proof of `peer`, which is complete or given up, so that another connection can be accepted.
+        The socket stays open.
+        """
         self._loop.remove_reader(peer)
         del self._unproved[peer]
         self._accept_if_room()

@@ -207,7 +207,7 @@ class NotFetched(msgspec.Struct, frozen=True, tag="not_fetched", tag_field="t"):
 class NothingWhole(msgspec.Struct, frozen=True, tag="nothing_whole", tag_field="t"):
     """agent → coordinator: the run had checkpoints, and none is complete on the nodes that are present.
 
-    No rank is started.
+    No rank is started; `text` is the error message for the user.
     """
 
     node: int

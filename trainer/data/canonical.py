@@ -48,14 +48,18 @@ class Canonical:
             yield step
 
     def saved(self, after: int | None) -> Any:
-        """Return the position `after` with the number of shards, as a checkpoint stores it; None if `after` is None."""
+        """Return the position `after` and the number of shards, as a checkpoint stores them; None if `after` is None.
+
+        `after` is the number of the next slot.
+        """
         return after and {"slot": after, "shards": self._reading.dataset.shards}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> int | None:
-        """Return the position in `saved`, or None to begin the epoch again.
+        """Return the position in `epoch`, the number of the next slot, or None to begin the epoch again.
 
-        `done` counts the samples of the epoch that are over. Raises BadSettings if the number of shards has changed in
-        the middle of an epoch.
+        `saved` is what the method `saved` returned for the checkpoint, and `done` counts the samples of the epoch that
+        are over; the epoch begins again if `saved` is None or `done` is 0. Raises BadSettings if the number of shards
+        has changed in the middle of an epoch.
         """
         if saved is None or not done:
             return None

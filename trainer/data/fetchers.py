@@ -67,7 +67,7 @@ class Fetchers(Protocol):
         """Return the answer to the oldest task of this worker whose answer was not taken yet; wait for it."""
 
     def forget(self) -> None:
-        """Drop the answers to all tasks given so far."""
+        """Drop the answers to all tasks given so far, also those still to come, so that `take` never returns them."""
 
     def end(self) -> None:
         """End the worker processes."""

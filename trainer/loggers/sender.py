@@ -37,7 +37,10 @@ class Tracker(Protocol):
     """
 
     def open(self) -> None:
-        """Connect, and begin the training's run or continue the one of earlier processes."""
+        """Connect, and begin the training's run or continue the one of earlier processes.
+
+        If it raises an error, it is called again later.
+        """
 
     def send(self, rows: Sequence[Row]) -> None:
         """Send rows in order, except those that the server's run already has.

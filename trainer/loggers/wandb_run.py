@@ -11,9 +11,9 @@ from trainer.loggers.tracking import PATIENCE_S, About, TrackingLogger
 class WandbLogger(TrackingLogger):
     """A callback that logs to a run of Weights & Biases with the id of the training.
 
-    A step that a run has cannot be written again there. With mode="offline" the processes of each restart write a
-    folder of their own with the same id and all steps from the first on, as W&B lets one folder replace another: the
-    newest is the whole run.
+    W&B accepts no step that the run has already, so repeated steps are not sent. With mode="offline" the processes of
+    each restart write a folder of their own, with the same id and all steps from the first on. W&B lets one folder
+    replace another when they are uploaded, so that the newest is the whole run.
     """
 
     package = "wandb"

@@ -38,7 +38,11 @@ def numbers_of(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 class JsonLines(Callback):
-    """A callback that appends a JSON line for each logged step, each validation and each test, on rank 0."""
+    """A callback that appends metrics to a file of JSON lines on rank 0.
+
+    There is a line for the start of the training, each logged step, each validation, each test and the summary of a
+    trace.
+    """
 
     def __init__(self, folder: Path, launched: Launched | None = None) -> None:
         self._folder, self._launched = folder, launched or Launched()

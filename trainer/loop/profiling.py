@@ -54,10 +54,11 @@ def _mark(phase: str) -> None:
 
 
 class Profiler(Callback):
-    """A callback that traces the steps `first` to `last` of each rank into a file of its own.
+    """A callback that traces the steps `first` to `last` of each rank into a file of its own in `folder`.
 
-    After a complete trace `report(training, times)` is called on each rank. `times` has by name means over all ranks,
-    as `trace_summary.merged` returns them, and as `model_bytes` the size of the trained parameters on this rank.
+    After a complete trace, one that no restart cut short, `report(training, times)` is called on each rank. `times` has
+    by name means per step and rank, as `trace_summary.merged` returns them, and as `model_bytes` the size of the
+    trained parameters on this rank.
     """
 
     def __init__(self, first: int, last: int, folder: Path, report: Report = lambda *_: None) -> None:

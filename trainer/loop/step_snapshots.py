@@ -203,10 +203,10 @@ class StepSnapshots:
         return self.rank_states.write(step, encoded(save_rank_state))
 
     def _copied_losses(self, step: int) -> dict[int, list[float]]:
-        """Return the losses in the copied state of that step, by the rank that had saved it.
+        """Return {rank: its losses} from the copy that this rank keeps of another node's rank after that step.
 
-        They are a flat list, as `StepLosses.noted` returns it: sum and count of each loss of each micro-batch. The dict
-        is empty if this rank keeps no copy of that step.
+        The key is the number that the other rank had then. The losses are a flat list, as `StepLosses.noted` returns
+        it: sum and count of each loss of each micro-batch. The dict is empty if this rank keeps no copy of that step.
         """
         if self.old_place is None or self.copies is None or step not in self.copies.kept:
             return {}

@@ -83,7 +83,10 @@ def _computed(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answe
 
 
 def _refused(error: Exception) -> Answer:
-    """Return the answer for an input that failed with this error, after printing an unexpected error's traceback."""
+    """Return the answer for an input that failed with this error.
+
+    It has `field` and `why` if the service rejected the input; else only `error`, after the traceback is printed.
+    """
     if isinstance(error, Rejected):
         return {"field": error.field, "why": error.why}
     traceback.print_exc(file=sys.stderr)
@@ -201,9 +204,9 @@ class WorkerPool:
         os._exit(code)
 
     def _renew(self, message: dict[str, Any]) -> None:
-        """Fork a worker pool that loads the checkpoint in the message.
+        """Fork a worker pool that loads the checkpoint named in the message; this pool continues.
 
-        It takes commands over the socket that came with the message.
+        The new pool takes commands over the socket that came with the message.
         """
         end = self._server.receive_socket()
         pid = os.fork()

@@ -14,10 +14,10 @@ from trainer.world import World
 def reduce_gradients(
     parameters: Sequence[nn.Parameter | Tensor], world: World, group: dist.ProcessGroup | None = None, ranks: int = 0
 ) -> None:
-    """Average the gradients over ranks in one message per type; a rank without a gradient counts as zero.
+    """Average the gradients over ranks in one message per dtype; a rank without a gradient counts as zero.
 
-    All ranks call it with the same parameters. `group`, of `ranks` ranks, limits the average to these; by default it is
-    over all.
+    A parameter that has a gradient on no rank is left out. All ranks call it with the same parameters. `group`, of
+    `ranks` ranks, limits the average to these; by default it is over all.
     """
     ranks = ranks or world.size
     if ranks == 1:

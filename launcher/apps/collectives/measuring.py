@@ -41,13 +41,15 @@ class CopyMessage(msgspec.Struct, frozen=True, tag_field="what", tag="copy"):
 
 
 class TimedMessage(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
-    """The message with the times of one operation with one size; `lacking` says why the backend does not support it."""
+    """The message with the times of one operation with messages of one size: each repetition's on the slowest rank.
+    `lacking` says why the backend does not support the operation, or is "".
+    """
 
     operation: str
     ranks: int
     size_bytes: int
-    times_s: tuple[float, ...] = ()
-    wrong: int = 0  # how many numbers in results were wrong
+    times_s: tuple[float, ...] = ()  # of each repetition; empty if the operation is not supported
+    wrong: int = 0  # how many numbers in results were wrong, over all ranks and repetitions
     lacking: str = ""
 
 

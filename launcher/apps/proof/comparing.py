@@ -31,7 +31,9 @@ class ComparedRows:
 
 
 def is_of_the_training(metric: str) -> bool:
-    """Return whether a metric must be equal in every run, judging by its name; a rate or a time need not be."""
+    """Return whether a metric must be equal in every run: one whose name tells whether larger or smaller is better,
+    such as a loss, and the learning rate or a norm. A rate or a time need not be.
+    """
     return better(metric) != 0 or metric in _ALSO
 
 

@@ -14,15 +14,15 @@ _TRACED = "traced/"
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
     """The speed of one training in one or several runs: samples per second and seconds per step for each logged line,
-    the `shares` of a traced step by kind of work, (bytes, messages) `sent` per step, and the bytes of all trained
-    parameters (0: nothing was traced).
+    the `shares` of a traced step by kind of work, (bytes, messages) that a rank `sent` per step, and the bytes of all
+    trained parameters (0: nothing was traced).
     """
 
     rates: tuple[float, ...]  # samples per second, for each logged line
     steps_s: tuple[float, ...]  # seconds of a step, for each logged line
     memory_gb: float | None  # of the rank that uses the most; None: not reported
-    shares: tuple[Mapping[str, float], ...]  # of a traced step by kind of work, one for each run
-    sent: tuple[float, float]  # (bytes, messages) of a step
+    shares: tuple[Mapping[str, float], ...]  # of a traced step's time by kind of work, one dict for each traced run
+    sent: tuple[float, float]  # (bytes, messages) per step and rank; zeros: nothing was traced
     model_bytes: float  # of all trained parameters; 0: nothing was traced
 
     @property

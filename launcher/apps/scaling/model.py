@@ -45,11 +45,14 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fit of the model: times in seconds, none negative, and whether its all-reduce runs along a tree."""
+    """A fit of the model: times in seconds, none negative, and whether its all-reduce runs along a tree.
+
+    The time of a step is the sum of four terms, each made of one of the times.
+    """
 
     serial: float  # independent of the number of ranks
     divided: float  # on one rank; divided by the number of ranks
-    latency: float  # of one hop of the all-reduce
+    latency: float  # of one hop of the all-reduce; multiplied by the number of hops
     transfer: float  # multiplied by 2 (ranks - 1) / ranks
     tree: bool = False
 
@@ -192,7 +195,9 @@ def least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, fl
 
 
 def _off(rows: Sequence[tuple[float, float, float]], a: float, b: float) -> float:
-    """Return the sum of the squared relative errors of a x + b y against z over all rows."""
+    """Return the sum of the squared relative errors of a x + b y against z over the rows (x, y, z); rows whose z is
+    almost 0 are left out.
+    """
     return sum(((a * x + b * y) / z - 1) ** 2 for x, y, z in rows if z > _LEAST_S)
 
 

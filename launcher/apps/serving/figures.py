@@ -68,10 +68,10 @@ class ServingState:
 
     run: str
     step: int | None  # None: there is no checkpoint
-    workers: int
+    workers: int  # of the pool that answers now
     idle: int  # workers that compute nothing
-    waiting: int
-    shared: int
+    waiting: int  # clients without an answer, including those whose input is being computed
+    shared: int  # inputs that were computed once with an equal one that was already waiting
     cached: int  # answers in the cache
     hits: int  # inputs that were answered from the cache
     misses: int  # inputs that were not

@@ -221,8 +221,10 @@ class TrialBook:
         return Trial(self._study, self._storage.get_trial_id_from_study_id_trial_number(study, number))
 
     def _space_of(self, trial: Trial) -> Mapping[str, Dimension]:
-        """Return the options from which a trial's values are chosen. With a grid or a file, the trial has a point, one
-        combination of values, and only options that the point sets are returned.
+        """Return the options from which a trial's values are chosen, each with its possible values.
+
+        If the sweep's combinations of values (points) are listed in advance, as a grid or in a file, and the trial has
+        one of them, only options that this point sets are returned.
         """
         index = trial.user_attrs.get(_POINT)
         if self._record.points is None or index is None:

@@ -70,7 +70,7 @@ class Trials(Protocol):
         """
 
     def cancel(self, run_id: str) -> None:
-        """Cancel a run. Its checkpoint is kept."""
+        """Start to cancel a run. Its newest checkpoint is kept, so that `revive` can resume it."""
 
     def revive(self, run_id: str, overrides: Sequence[str]) -> None:
         """Resume an ended run from its newest checkpoint, with these overrides."""

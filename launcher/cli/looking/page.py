@@ -82,8 +82,8 @@ def failure_lines(failure: Failure, run_dir: str, *, tail: bool = True) -> list[
 
 
 def _where_it_ran(failure: Failure, run_dir: str) -> list[str]:
-    """Return lines that name the folder in which the failed program of the run in `run_dir` ran, and say how to get a
-    missing file or module there, if the failure is a user's error; else an empty list.
+    """Return lines about the folder in which the failed program of the run in `run_dir` ran, and about how to get a
+    missing file or module there. The list is empty if the failure is not an error of the user's.
     """
     if failure.cause is not Cause.USER_ERROR:
         return []

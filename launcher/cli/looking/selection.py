@@ -85,7 +85,9 @@ def selects(options: argparse.Namespace) -> bool:
 
 
 def selected(rows: Sequence[RunRow], options: argparse.Namespace) -> list[RunRow]:
-    """Return the rows of the runs that the options select."""
+    """Return the rows of the runs that match the options for state, name and tag, all of them at once; an option that
+    was not given matches every run.
+    """
     states = {state for some in options.state for state in some}
     return [
         row

@@ -256,7 +256,9 @@ def _ranks(text: str) -> str:
 
 
 def _nodes(text: str) -> str:
-    """Return torchrun's --nnodes (`N` or `MIN:MAX`) as a spec writes it; raise ArgumentTypeError for any other text."""
+    """Return torchrun's --nnodes (`N` or `MIN:MAX`) as a spec writes it (`N` or `MIN..MAX`); raise ArgumentTypeError
+    for any other text.
+    """
     least, colon, most = text.partition(":")
     wanted = "a number of nodes, or MIN:MAX"
     return "..".join(_number(part, _MOST_NODES, wanted) for part in ((least, most) if colon else (least,)))

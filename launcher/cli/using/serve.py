@@ -266,8 +266,8 @@ def _header_folder() -> Path:
 
 
 def _own_address() -> str:
-    """Return the address at which callers reach this process: that of its node, or of this machine if it is not a
-    rank.
+    """Return the address at which callers reach this process: that of its node if it is a rank of a run, else
+    127.0.0.1.
     """
     if _run_folder() is None:
         return _HERE

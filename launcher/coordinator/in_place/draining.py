@@ -252,8 +252,9 @@ class Drainer:
         return "" if nodes.usable else "no spare is ready"
 
     def _begin(self, move: Move) -> bool:
-        """Begin to move the ranks. Return False and move nothing if they cannot be stopped now, because they cannot
-        continue in place and too few other nodes would remain.
+        """Begin to move the ranks of the node `move.node` to `move.to`, or to any spare if that is None. Return False
+        and move nothing if they cannot be stopped now, because they cannot continue in place and too few other nodes
+        would remain.
         """
         node, to = self._attempt.nodes[move.node], move.to
         node.moves = True

@@ -111,8 +111,10 @@ def _fetch_newest(
 
 
 def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[str]:
-    """Return the line about a fetched checkpoint; none for None. `brought` is (the checkpoint, how many of its files
-    had to be fetched).
+    """Return a line that says which checkpoint was fetched, how many files came and where it now is; an empty list if
+    `brought` is None.
+
+    `brought` is (the checkpoint, how many of its files had to be fetched; 0 if all were here).
     """
     if brought is None:
         return []

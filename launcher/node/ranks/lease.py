@@ -240,7 +240,9 @@ def start_watchdog(slept: AfterSuspend, clock: Callable[[], float] = boottime, l
 
 def _keep_watch(lease: Lease, agent: int, watch: LeaseWatch) -> None:
     """Run the watchdog: once the lease expires by the time that `watch` counts, end all processes below the process
-    `agent`, and then that process.
+    `agent` except the zygote's standby, and then that process.
+
+    While it is undecided whether a suspension of the machine counts, those processes are stopped (SIGSTOP).
     """
     handle, held, me = os.pidfd_open(agent), Held(), (os.getpid(),)
     while True:

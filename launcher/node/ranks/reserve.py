@@ -114,8 +114,8 @@ class Reserve:
             self._filling = False
 
     def _lacks(self, start: Start) -> int:
-        """Return how many processes that could become ranks like those of `start` are missing from as many as the spec
-        asks for.
+        """Return how many more processes must be started to have as many in reserve as the spec asks for. Only those
+        count that can become ranks of the sizes in `start`.
         """
         return self._wanted - sum(one.can_be(sizes(start)) for one in self._processes)
 
@@ -218,7 +218,9 @@ class Reserve:
             self._give_up(f"{tries} were begun in one generation, the last was killed {how}")
 
     def _forget(self, process: _Process) -> None:
-        """Close the pipes to the process and remove it from the reserve."""
+        """Close the pipes to the process, which has ended or could not be started, and remove it from the reserve
+        unless it has become a rank.
+        """
         process.close()
         if process in self._processes:
             self._processes.remove(process)

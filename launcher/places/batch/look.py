@@ -127,8 +127,10 @@ def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: fl
 def _answers_about_forgotten(
     queue: BatchSystem, asked: Sequence[_Asked], now: float
 ) -> dict[AttemptDir, ClusterAnswer]:
-    """Return by attempt the accounting's answers about jobs that are no longer shown; if the accounting fails, these
-    attempts keep their last answer.
+    """Return by attempt the accounting's answers about jobs that the scheduler no longer shows. The answer about a job
+    that the accounting does not know is that it is gone.
+
+    If the accounting cannot be queried, each attempt keeps its last answer.
     """
     if not asked:
         return {}

@@ -75,6 +75,8 @@ class TurnHere:
     def _with(self, devices: tuple[str, ...]) -> Plan:
         """Return the attempt's plan with the GPUs `devices`, named as in CUDA_VISIBLE_DEVICES. If it differs from the
         attempt's own plan, it is written for this and later attempts.
+
+        Return the attempt's own plan if `devices` is empty or has all GPUs of this machine.
         """
         if not devices or (devices == self._machine.gpus and all(node.gpus is None for node in self._plan.nodes)):
             return self._plan

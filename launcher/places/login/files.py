@@ -245,8 +245,10 @@ def _role_of(run: RunDir) -> str:
 
 
 def holders_of(run: RunDir, checkpoint: str = "newest") -> Holders:
-    """Return the login nodes of a run as machines that have checkpoints of it; `checkpoint` is what is to be fetched:
-    `newest` or a step.
+    """Ask the login nodes of a run which checkpoints they have, and return them as machines that have checkpoints of
+    it. Those that do not answer are listed in the result as silent.
+
+    `checkpoint` is what is to be fetched: `newest` or a step.
     """
     disks = {
         f"{remote.address.login}:{remote.there}": LoginDisk(remote.address, remote.there, checkpoint, _role_of(run))

@@ -126,8 +126,8 @@ def _begun(address: Address, request: Request) -> RemoteLaunch:
 def _taken(address: Address, without: frozenset[str] = frozenset(), *, compress: bool = False) -> RemoteLaunch:
     """Return the open connection to the login node, which no other caller can use until it is put back, or a new one.
 
-    The ssh process of the connection does not get the environment variables named in `without`; with `compress` a new
-    connection is compressed.
+    The ssh process of the connection does not get the environment variables named in `without`; an open connection
+    whose ssh process got one of them is closed. With `compress` a new connection is compressed.
     """
     line, kept_from = _open.pop(address, (None, frozenset()))
     if line is not None:

@@ -101,9 +101,9 @@ class RemotePreview(msgspec.Struct, frozen=True):
 class RunWanted(msgspec.Struct, frozen=True):
     """A run to be started.
 
-    `run` is its id, if that is free on the login node; `spec` and `repeat` are indices of its spec and of its
-    repetition; `first` is the number of its first attempt there, and `roles` that of each role; `events` is its history
-    elsewhere, `starts_at` the time before which it must not start.
+    `run` is its id, if that is free on the login node (else it gets another there); `spec` and `repeat` are indices of
+    its spec and of its repetition; `first` is the number of its first attempt there, and `roles` that of each role;
+    `events` is its history elsewhere, `starts_at` the time before which it must not start.
     """
 
     run: RunId  # its id on this machine, which is used on the login node too if it is free

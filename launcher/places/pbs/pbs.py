@@ -110,8 +110,8 @@ class PbsSystem(BatchSystem):
         return [job for job in self._shown(wanted, limit_s=limit_s) if named in ("", job.name)]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:  # noqa: ARG002 - ids are not given twice
-        """Return those of the jobs `ids` that have ended, if the server keeps a history of jobs (job_history_enable);
-        raise Unreachable if it does not answer. `since` is not used, as PBS gives no id twice.
+        """Return those of the jobs `ids` that have ended; PBS knows them only if the server keeps a history of jobs
+        (job_history_enable). Raise Unreachable if it does not answer. `since` is not used, as PBS gives no id twice.
         """
         return [job for job in self._shown(ids, "-x") if job.phase is Phase.ENDED]
 

@@ -78,8 +78,8 @@ def mounts(plan: Plan) -> list[str]:
 def _inside(
     agent: AgentProcess, container: Container | None, plan: Plan, attempt: AttemptDir, job: str
 ) -> AgentProcess:
-    """Return the agent's process started inside its container, or unchanged without one. A container that only srun can
-    open takes a step of the job `job` on this node.
+    """Return the process that starts the agent inside its container, or `agent` unchanged if it has none. If only srun
+    can open the container, the process is srun, which starts a step of the job `job` on this node.
     """
     if container is None:
         return agent

@@ -143,7 +143,9 @@ class SshCluster(Place):
         return reach(run, attempt, node)
 
     def line_to(self, run: RunDir, node: int) -> "Line":
-        """Return an SSH connection to the host of node number `node`."""
+        """Return a new SSH connection to the host of node number `node`. Raise Refused if this machine did not hand the
+        run to that host, and Unreachable if the host cannot be reached.
+        """
         from launcher.places.ssh.inside import line_to  # late: only a tunnel needs it
 
         return line_to(run, node)[1]

@@ -88,7 +88,9 @@ class Surveyed:
 
     @property
     def occupancy(self) -> Occupancy:
-        """Return which runs hold slots of the host and which wait for them."""
+        """Return which runs held the host's slots (GPUs or CPU slots) when it answered, and which waited for them; runs
+        of all users count.
+        """
         return occupancy("\n".join(self.facts.sockets))
 
     def taken(self, kind: str) -> int:

@@ -133,8 +133,11 @@ def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -
 
 
 def _hash_now(path: str, file: CodeFile, doing: str, index: CodeIndex | None) -> str:
-    """Return the hash of the file at `path`, from the index if the file is unchanged since; raise CodeChanged, with the
-    verb `doing` in its message, if it has changed since it was listed.
+    """Return the hash of the file at `path`. It is not read if the index has a hash for its present size, times and
+    inode.
+
+    Raise CodeChanged, with the verb `doing` in its message, if its size or kind is no longer that of `file`, as it was
+    listed.
     """
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:

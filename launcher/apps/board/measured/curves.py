@@ -67,8 +67,8 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
 def curves(
     run: MeasuredRun, names: Sequence[str], window: CurveWindow, *, glimpse: bool = False, first: int = _FIRST
 ) -> Curves:
-    """Return the curves of at most `MOST_NAMES` of the metrics in `names`, or of the first `first` metrics if `names`
-    is empty; unknown names are left out.
+    """Return the curves, within `window`, of at most `MOST_NAMES` of the metrics in `names`, or of the first `first`
+    metrics if `names` is empty; unknown names are left out.
 
     `glimpse` marks them as made from a sample of the points.
     """
@@ -142,8 +142,8 @@ def _drawn(line: _Line, low: float, high: float, px: int) -> ExactCurve | PixelC
 
 
 def _extent(values: "array[float]") -> tuple[float | None, float | None, bool]:
-    """Return (smallest, largest finite value, whether some values are not finite); both are None if no value is
-    finite.
+    """Return (smallest, largest finite value, whether some values are not finite) of `values`, which must not be empty;
+    both are None if no value is finite.
     """
     if math.isfinite(sum(values)):
         return _short(min(values)), _short(max(values)), False

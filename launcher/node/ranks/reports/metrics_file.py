@@ -150,5 +150,5 @@ class MetricsFile:
 
 
 def _encoded(line: Mapping[str, object]) -> bytes:
-    """Return the line as JSON."""
+    """Return `line`, {name: value}, as a line of JSON with a newline at its end."""
     return msgspec.json.encode(line) + b"\n"

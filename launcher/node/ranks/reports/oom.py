@@ -36,8 +36,8 @@ def _kills(path: Path) -> int:
 
 
 def _counter_files() -> list[Path]:
-    """Return `memory.events` of every v2 cgroup and `memory.oom_control` of every v1 memory
-    cgroup of this process.
+    """Return the paths of `memory.events` for every v2 cgroup, and of `memory.oom_control` for every v1 memory cgroup,
+    of this process. They need not exist.
     """
     files = []
     try:

@@ -63,7 +63,9 @@ def _unsupervised(run: RunDir) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Ask the hosts named as arguments, all at once, to take part again; always return 0."""
+    """Ask the hosts named as arguments, all at once, to take part again. Answers and failures are ignored, and 0 is
+    returned.
+    """
     run, hosts = RunDir(Path(argv[0])), argv[1:]
     places = [place for place in places_of(run) if place.host.name in hosts]
 

@@ -307,8 +307,8 @@ class QueueWatch:
         self._take_over = TakeOver(self._supervisor)
 
     def _move(self, number: int) -> None:
-        """Change to attempt `number`, and watch its leader. If this host leads it only to end the run, write the end
-        and send it to the other hosts.
+        """Go on to attempt `number` of the run, whose plan is on disk, and watch its leader. If this host leads it only
+        to end the run, write the end and send it to the other hosts.
         """
         self._supervisor.move(number)
         self._supervisor.here.register()

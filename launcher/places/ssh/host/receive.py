@@ -174,7 +174,9 @@ def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
 
 
 def _is_of(line: bytes, attempt: int) -> bool:
-    """Return whether the line is an event of the attempt."""
+    """Return whether `line`, a line of a run's events.jsonl, is an event of attempt number `attempt`; a line that
+    cannot be decoded is not.
+    """
     event = record_in(line, Event)
     return event is not None and event.attempt == attempt
 

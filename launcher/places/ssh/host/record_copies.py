@@ -167,8 +167,10 @@ def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: boo
 
 
 def is_there(run: RunDir, replica: Replica, roles: Collection[str] = ()) -> bool:
-    """Return whether the file of the record on this host has the replica's contents, for a piece of a history at the
-    piece's place; `roles` names the run's other roles, which have records, too.
+    """Return whether the leader's data in `replica` is already in the record's file on this host. A record must be
+    equal as a whole; a piece of a history must be in the file at the piece's offset.
+
+    `roles` names the run's other roles, which have records, too.
     """
     copied = _named(run, replica, roles)
     if copied is None:

@@ -68,9 +68,13 @@ class RequestVote:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The attempt that an elected candidate opens, with all earlier attempts that are not known to be settled."""
+    """The request of an elected candidate to open an attempt.
 
-    openings: tuple[Opening, ...]
+    `openings` begins with the newest attempt that is known to be settled, which means accepted by enough voters; then
+    come those that are not known to be, and last the one to be opened.
+    """
+
+    openings: tuple[Opening, ...]  # the oldest first; the last is the one to be opened
     records: Records  # the candidate's records, which a host copies before it accepts
 
     @property

@@ -36,7 +36,7 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
     """Return how many bytes each host keeps of the runs. With `remove`, delete what no live run needs, after it was
     counted.
 
-    On a disk that all hosts share, one host's answer is enough.
+    If the hosts of a run share a disk, its bytes are counted once, for the first of them that answers.
     """
     shared = {run.id for run in runs if not _disks_apart(run)}
     settled: set[RunId] = set()

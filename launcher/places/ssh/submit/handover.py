@@ -241,8 +241,10 @@ def _open(client: HostClient, opening: Open, contents: Sequence[bytes], frozen: 
 
 
 def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -> int | None:
-    """Send Open with the `contents` of records, and return the supervisor's port, or None if the
-    code is needed first.
+    """Send Open with the `contents` of records, and return the port on which the supervisor listens. Return None if the
+    host lacks the code, which must be sent before Open is sent again.
+
+    Raise _OneDisk if the host shares its disk with another one, though the pool says that it does not.
     """
     answer, name = client.ask(opening, Opened, contents), client.place.host.name
     if answer.on_one_disk:
