@@ -349,8 +349,10 @@ class Run:
         return not any(event.kind == KEPT for event in read_lines(run.events, Event))
 
     def include_nodes(self, hosts: Collection[str] = ()) -> "list[Exclusion]":
-        """Let the run use the nodes on `hosts` again or, if that is empty, all nodes that it excludes; return the
-        exclusions that were removed.
+        """Let the run's next attempts use the nodes on `hosts` again, or all nodes that it excludes if `hosts` is
+        empty; return the exclusions that were removed.
+
+        If the run has not ended, a job of it that waits in a queue may use them as well.
         """
         from launcher.run.avoided import include  # late: nothing else needs it
 

@@ -139,8 +139,8 @@ class Links:
         return False
 
     def _is_awaited(self, pair: Pair, agents: object) -> bool:
-        """Return whether the agents of both nodes of `pair` are still the processes `agents`, which were told to
-        measure its link, and ranks could start on both nodes.
+        """Return whether the measurement of the link between the nodes of `pair` still matters: both nodes can be used
+        for ranks, and their agents are still `agents`, the two processes that were asked to measure it.
         """
         return agents == self._agents(pair) and self._attempt.nodes.usable.issuperset(pair)
 

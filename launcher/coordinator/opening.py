@@ -104,8 +104,8 @@ class Opener:
             attempt.ledger.send(index, start)
 
     def _search(self, members: Sequence[KnownNode]) -> Search:
-        """Return where the agents of `members` look for checkpoints if each node has a disk of its own, and whether
-        ranks may begin without a checkpoint.
+        """Return, for a run whose nodes have a disk each, which nodes the agents of `members` ask for checkpoints,
+        whether these are all that may have one, and whether ranks may begin without a checkpoint.
         """
         attempt = self._attempt
         away = attempt.nodes.away(since=attempt.mono - attempt.rules.gone_after_s)

@@ -425,7 +425,9 @@ def keep_written(path: Path, record: Endpoint) -> None:
 
 
 def time_used(run: RunDir, attempt: AttemptDir) -> float:
-    """Return the seconds that the run's earlier attempts took, or 0.0 if the record of the last one is damaged."""
+    """Return for how many seconds the attempts before `attempt` have run since a user submitted or resumed the run, or
+    0.0 if the run's last state, which has that number, is damaged.
+    """
     try:
         return used_s_of(run, attempt, read_record(run.state, RunState))
     except Damaged:

@@ -180,7 +180,10 @@ class Watch:
 
     def _heartbeat(self, heartbeat: messages.Heartbeat) -> None:
         """Record a node's heartbeat: what it uses, its ranks' progress, and how much of a checkpoint it has fetched.
-        Ask all ranks what they do if they seem to hang.
+        From a heartbeat of another generation than the present one, record only what the node uses.
+
+        If ranks of the node have reported nothing for so long that they may hang (`Generation.stalls`), check whether
+        they do.
         """
         attempt = self._attempt
         if heartbeat.load is not None:

@@ -83,7 +83,11 @@ def main(device: str) -> int:
 
 
 def _parts(torch: Any, device: str, work: GpuWork = _GPU_WORK) -> Iterator[DeviceTrial]:
-    """Yield the parts of the check for this device in order; raise Unable if this torch cannot use it."""
+    """Yield the parts of the check for this device in order: multiplications and memory; for a GPU also its start,
+    copies and the count of memory errors. Raise Unable if this torch cannot use the device.
+
+    `work` is how much a GPU has to do; a CPU's work is fixed.
+    """
     if device == "cpu":
         _print_line(device=device, name=f"{len(os.sched_getaffinity(0))} cores")
         yield DeviceTrial("matmul float32", lambda: _multiply_on_each_core(torch))

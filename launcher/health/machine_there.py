@@ -251,7 +251,9 @@ def _failure(trial: Callable[[Path], None], folder: Path) -> str:
 
 
 def _clock_of(folder: Path) -> float:
-    """Return the time that the folder's file system gives to a file that is changed now."""
+    """Return the Unix time that the folder's file system, which may be a server's, gives to a file that is changed now.
+    The file, `now` in this folder, is left for the caller to remove.
+    """
     path = folder / "now"
     path.touch()
     return path.stat().st_mtime

@@ -110,7 +110,9 @@ class Lifeline:
         self.send(message)
 
     def send_once(self, message: messages.Noted) -> None:
-        """Send a message once: now, or as soon as the connection is up."""
+        """Send a message now, or else as soon as the connection is up. Unlike one of `send_reliably`, it is not
+        repeated if a cut loses it.
+        """
         if self.is_up:
             self.send(message)
         else:

@@ -540,8 +540,9 @@ def set_argv(start: Sequence[str], args: Sequence[str], folder: str) -> None:
 
 
 def unload_hiding_modules(folder: str) -> None:
-    """Remove loaded modules that would hide the user's own with an equal name, such as `code.py` in `folder`, beside
-    the script.
+    """Remove from sys.modules every module that has the name of one in `folder`, the folder of the user's script, but
+    was loaded from elsewhere. With a `code.py` in `folder`, for example, the standard library's `code` is removed, so
+    that `import code` finds the user's file.
     """
     for name in {entry.partition(".")[0] for entry in os.listdir(folder)} & set(sys.modules) - {"__main__"}:
         loaded = getattr(sys.modules[name], "__spec__", None)
@@ -1622,11 +1623,11 @@ class Zygote:
 
 
 def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
-    """Return the order of the rank that this process becomes in mode `run`, or that a fork of it becomes in the modes
-    `serve` and `lend`.
+    """Return the order of the rank that this process becomes. In mode `run` it is read from the pipe `fd`. In the modes
+    `serve` and `lend`, `fd` is a socket with requests to fork: this process serves them, and only in a fork does the
+    call return, with the fork's order.
 
-    `fd` is a pipe with the order (`run`), or a socket with requests to fork. The process ends when its parent
-    `agent_pid` does.
+    The process ends when its parent `agent_pid` does.
     """
     inherited = open_fds()
     usual_signals()

@@ -141,8 +141,8 @@ class Place(ABC):
 
     @abstractmethod
     def start(self, plan: "Plan", attempt: int) -> None:
-        """Start attempt number `attempt` of the run in `plan.run_dir`, whose intent is on disk, exactly once; return at
-        once.
+        """Start attempt number `attempt` of the run in `plan.run_dir`, and return at once. The attempt's intent is on
+        disk. A call must not start it again if an earlier one, by this or another process, has started it.
         """
 
     @abstractmethod

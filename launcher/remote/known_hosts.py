@@ -92,8 +92,9 @@ def fingerprint(blob: bytes) -> str:
 
 
 def known_keys(target: Target, name: str | None = None) -> list[KnownKey]:
-    """Return every line about the host, or if given about `name` instead, in all known-hosts files; raise Unreachable
-    if a file cannot be read.
+    """Return every line about the host in all its known-hosts files, including lines that revoke a key or name a
+    certificate authority. With `name`, return the lines about this name instead. Raise Unreachable if a file cannot be
+    read.
     """
     name = name or target.known_as
     return [known for file in target.known_hosts for known in _lines(file).about(name)]

@@ -219,8 +219,9 @@ def remains(run: RunDir) -> Remains:
 
 def _newest_ever(run: RunDir) -> int:
     """Return the highest attempt number that shows in the attempts' folders, the fence or the last state, at least 1;
-    the next attempt needs a higher one. The fence is the file with the number of the attempt that may write
-    checkpoints.
+    the next attempt needs a higher one. Return 1 if the fence or the folders cannot be read.
+
+    The fence is the file with the number of the attempt that may write checkpoints.
     """
     last = readable(run.state, RunState)
     with contextlib.suppress(Damaged, OSError):

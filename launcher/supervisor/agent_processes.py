@@ -293,7 +293,9 @@ class AdoptedAgent(AgentProcess):
         return super(AdoptedAgent, self).tree() if self.ended() is None else []
 
     def _left(self) -> list[int]:
-        """Return the pids of the processes of the run that are neither this one nor below it."""
+        """Return the pids of the run's processes that the dead agent left behind: those on this machine that are
+        neither this supervisor nor below it.
+        """
         own = {os.getpid(), *descendants(os.getpid())}
         return [pid for pid in tagged_of_run(self.run.path, os.getuid()) if pid not in own]
 

@@ -225,7 +225,9 @@ class RolesOfRun:
             self._agents.watch(deadline, bring_back=False)
 
     def close(self) -> None:
-        """Write an end for each role that has none, now that none of its processes runs, and release its ports."""
+        """Kill what is left of the roles' agents, write an end for each role whose coordinator has written none, and
+        release the ports of the roles.
+        """
         for part in self._parts:
             if part.attempt is not None:
                 self._close(part, part.attempt)

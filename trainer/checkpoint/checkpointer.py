@@ -243,7 +243,7 @@ class Checkpointer:
         return mark
 
     def close(self) -> None:
-        """Wait for the save that is being written, and restore the earlier signal handlers."""
+        """Wait for the save that is being written, restore the earlier signal handlers, and disconnect from launch."""
         for saver in (self._saver, self._memory.saver if self._memory else None):
             if saver is not None:
                 saver.wait()

@@ -131,9 +131,11 @@ class OptimizerNames:
 
 
 def sharded_again(tensor: Tensor, parameter: Tensor, layout: Layout | None) -> Tensor:
-    """Return `tensor`, which is whole, sharded over its parameter's mesh by `layout`, or unchanged if that is None.
+    """Return `tensor`, an optimizer's state of `parameter`, divided over ranks as it was when it was saved.
 
-    If the mesh has another number of dimensions than when it was saved, each rank gets the whole tensor.
+    `tensor` is whole, and `layout` has for each dimension of the mesh of ranks the dimension of the tensor that is
+    divided along it (None: none is). If the mesh has another number of dimensions now, each rank gets the whole tensor.
+    If `layout` is None, or the parameter is not sharded, `tensor` is returned unchanged.
     """
     if layout is None or not isinstance(parameter, DTensor):
         return tensor

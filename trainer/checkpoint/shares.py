@@ -170,7 +170,10 @@ def _split_full_row(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[
 
 
 def singles(share: Share) -> list[Share]:
-    """Return a share of its own for each part of the row, with the same copies."""
+    """Return a share of its own for each part of the row `share`.
+
+    If the row is there several times, so is each part: its share has the same number of copies.
+    """
     found = []
     for number in range(share.count):
         begin = share.offsets[share.dim] + number * share.lengths[share.dim] if share.offsets else 0

@@ -154,7 +154,7 @@ def _value(data: bytes, dtype: str) -> str:
 
 
 def _described(entry: TensorEntry | None) -> str:
-    """Return as text for a message the type and shape of a tensor, or that there is none for None."""
+    """Return the type and shape of a tensor as text for a message; for None, a text that there is no such tensor."""
     return "not there" if entry is None else f"{entry.dtype} of shape {list(entry.shape)}"
 
 

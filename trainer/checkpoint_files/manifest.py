@@ -212,7 +212,10 @@ def _with_number_at(numbers: tuple[int, ...], at: int, number: int) -> tuple[int
 
 
 def _smallest_file(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
-    """Return a function that gives the size of the smallest file with a part of a Chunk, and caches it."""
+    """Return a function that gives the size of the smallest file of a Chunk, a row of parts in a file each.
+
+    `files` are all files of the checkpoint. The function caches its answers.
+    """
     sizes, known = [file.size for file in files], dict[range, int]()
 
     def room(row: Chunk) -> int:

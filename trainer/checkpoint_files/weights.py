@@ -74,9 +74,9 @@ class Weights:
         self._opened.close()
 
     def verify(self, after_file: Callable[[], None] = lambda: None) -> None:
-        """Compare every byte of the files that hold the weights. Raises CheckpointDamaged.
+        """Read the files that hold the weights, and compare each one's size and digest with the manifest.
 
-        `after_file` is called after each file.
+        Raises CheckpointDamaged at the first that differs. `after_file` is called after each file.
         """
         for number in self._files:
             file = self._manifest.files[number]

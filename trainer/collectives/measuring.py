@@ -56,8 +56,8 @@ def timed(
 ) -> Iterator[Timed]:
     """Yield the result of each operation in `names` with each size in bytes; each of `ranks` calls it.
 
-    `group` is the process group of these ranks. A barrier has no size, and an operation that the backend lacks is tried
-    once.
+    `group` is the process group of these ranks. A barrier has no size. For an operation that the backend lacks, only
+    one result is yielded, with the reason (`lacking`).
     """
     for name in names:
         for size in sizes if name != "barrier" else (0,):

@@ -98,7 +98,10 @@ class CanonicalReader:
         return Step(tuple(self._parts(own, start)), len(own), self._slot)
 
     def _open(self, slot: int) -> None:
-        """Open this rank's shards at the slot from which to read."""
+        """Open this rank's shards so that the next sample of each is its first at or after `slot`.
+
+        A data set with `set_epoch` is told the epoch before.
+        """
         dataset = self._reading.dataset
         if callable(getattr(dataset, "set_epoch", None)):
             dataset.set_epoch(self._epoch)

@@ -53,7 +53,10 @@ def _reader(dataset: Any, collate: Collate) -> Callable[[list[int]], Any]:
 
 
 class _Rows:
-    """Reads all samples of a batch at once from tensors; the result is that of `default_collate`."""
+    """Reads all samples of a batch at once, as rows of tensors; the result is that of `default_collate`.
+
+    Indices into a subset of a subset and so on are first translated by each one's list of indices, outermost first.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor], places: Sequence[Sequence[int]]) -> None:
         self._tensors, self._places = tensors, places

@@ -260,7 +260,10 @@ class Turns:
     ended: frozenset[int] = frozenset()  # in this epoch
 
     def after(self, reader: int, step: Step) -> "Turns":
-        """Return the positions after the reader `reader` has given `step`; the turn passes to the next reader."""
+        """Return the positions after the reader `reader` has given `step`, where the next reader is the one to ask.
+
+        A step without parts ends the stream, and does not count as a step of the reader.
+        """
         done = self.places[reader].done + (1 if step.parts else 0)
         place = replace(self.places[reader], done=done, state=step.state)
         places = (*self.places[:reader], place, *self.places[reader + 1 :])

@@ -109,9 +109,11 @@ def _manifest(entry: catalog.Entry) -> Manifest | None:
 
 
 def first_sample(settings: Settings, world: World, loss: LossFunction, data: TrainData) -> Sample:
-    """Return the first part of this rank's first micro-batch, as a pipeline would divide it, to measure stages with.
+    """Return an input with which to measure stages: the first part of this rank's first micro-batch.
 
-    All ranks call it. The data's position stays unchanged. Raises TrainerError if the data is empty.
+    Parts are as a pipeline would make them. `loss` is called to find the tensor with which it calls the model, and
+    later computes the part's loss. All ranks call this function. The data's position stays unchanged. Raises
+    TrainerError if the data is empty, or if `loss` or the batch does not suit a pipeline.
     """
     place = data.state_dict()
     batches = data.epoch_batches()

@@ -64,7 +64,10 @@ class StepListener(Protocol):
         """
 
     def step_done(self, loop: "Loop") -> None:
-        """Raise an error if new ranks wait to join, so that all ranks reconnect. The loop calls it last in a step."""
+        """Raise DistBackendError if new ranks wait to join, so that all ranks leave the loop and connect anew.
+
+        The loop calls it last in a step, unless the training stops there.
+        """
 
 
 @dataclass(slots=True)

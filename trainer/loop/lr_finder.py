@@ -25,8 +25,12 @@ _SKIP_FIRST = 5  # the first steps say more about the data than about the rate
 class HasPosition(Protocol):
     """An object whose position can be saved and restored, such as the data."""
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Any) -> None: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Return the present position."""
+        ...
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go to the position that `state_dict` returned as `state`."""
 
 
 @dataclass(frozen=True, slots=True)

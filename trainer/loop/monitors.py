@@ -34,7 +34,11 @@ class Best:
 
 
 class EarlyStopping(Callback):
-    """A callback that ends the training after `patience` validations in a row without a better value."""
+    """A callback that ends the training after `patience` validations in a row without a better value of `monitor`.
+
+    A value is better than the best so far if it is smaller (`mode` min) or larger (max) by more than `min_delta`; NaN
+    never is. The count is saved in checkpoints, so that it continues after a restart.
+    """
 
     def __init__(self, patience: int, monitor: str = "val_loss", mode: str = "min", min_delta: float = 0.0) -> None:
         self.patience, self.monitor = patience, monitor

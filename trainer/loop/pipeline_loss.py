@@ -107,8 +107,10 @@ class Piped:
     def train(self, loss: LossFunction, data: Any, batch: Batch, count: StepCount, *, known: bool) -> Answer:
         """Compute the gradients of a batch, add its count to `count`, and return the loss function's answer.
 
-        All ranks of the pipeline call it. `data` is the content of `batch`. With `known` the answer has all values,
-        else only the count, if there is one. Raises TrainerError if the function or the batch does not suit a pipeline.
+        All ranks of the pipeline call it. `data` is the content of `batch`, placed on this rank's device. With `known`,
+        or if the function returns a count, the answer has the loss and all other values on every rank; otherwise its
+        loss is 0 and it has no other values, which saves a message. Raises TrainerError if the function or the batch
+        does not suit a pipeline.
         """
         pipeline = self._pipeline
         inputs = self._inputs(loss, data, training=True)
@@ -197,9 +199,9 @@ class Piped:
     def _merged_answer(self, answers: list[Answer], *, known: bool) -> Answer:
         """Return on all ranks one answer, merged from `answers`, those for the parts of a batch.
 
-        Only the last stage has them; other stages pass an empty list. Without `known`, the answer has only the count,
-        and nothing is sent if there is none. Raises TrainerError if the names of the values are not those of the first
-        answer.
+        Only the last stage has them; other stages pass an empty list. Without `known`, if the answers have no count,
+        nothing is sent: the answer's loss is 0 and it has no other values. Raises TrainerError if the names of the
+        values are not those of the first answer.
         """
         pipeline = self._pipeline
         if self._shape is None:

@@ -32,7 +32,11 @@ class OwnStep:
         return answer_of(self.function(model, data, self.turns))
 
     def end(self) -> Tensor | None:
-        """End the step after its last micro-batch; return the norm of the gradients, or None if not clipped."""
+        """End the step after its last micro-batch, in which the user's function has stepped the optimizers.
+
+        Gradients that no optimizer has used are dropped. Returns the norm of the gradients, or None if none were
+        clipped.
+        """
         return self.turns.end()
 
 

@@ -228,11 +228,11 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of bytes of one of the tensors, which is given by its index in the list of tensors."""
+    """A range of bytes of one tensor in a list of tensors."""
 
-    tensor: int  # its place in the list of tensors
-    begin: int
-    end: int
+    tensor: int  # its index in the list of tensors
+    begin: int  # of the tensor's bytes, the first in the range
+    end: int  # the first after the range
 
 
 def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_node: int) -> list[int]:

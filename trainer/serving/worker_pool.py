@@ -247,7 +247,10 @@ def _unfit() -> str:
 
 
 def serve_server(fd: int) -> NoReturn:
-    """Run a worker pool that takes commands over the socket `fd`."""
+    """Run a worker pool, which executes the commands that its server sends over the socket `fd`.
+
+    The process exits once the server closes its end.
+    """
     for number in _ENDS_NOT_US:
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(fd, False)

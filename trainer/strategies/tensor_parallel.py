@@ -199,7 +199,10 @@ def _ties(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def _tie(holders: list[tuple[nn.Module, str]]) -> None:
-    """Make all modules of a shared parameter use the first one's. Raises BadSettings if their divisions differ."""
+    """Make all modules that share a parameter use the first one's again, after each was divided on its own.
+
+    `holders` are (module, the parameter's name in it). Raises BadSettings if the modules divide it differently.
+    """
     (first, key), *others = holders
     kept = getattr(first, key)
     for part, name in others:

@@ -41,7 +41,8 @@ class Turns:
     def begin(self, number: int, weight: float, *, ends_step: bool) -> None:
         """Begin a micro-batch of step `number`; `ends_step` says whether it is the last one of the step.
 
-        `weight` is the factor of a loss in the mean over the step's samples and ranks.
+        A loss of this micro-batch is multiplied by `weight` before its backward pass, so that the gradients add up to
+        those of the mean over the step's samples on all ranks.
         """
         self.number, self._weight, self.ends_step = number, weight, ends_step
 

@@ -23,7 +23,8 @@ _MOST_VALIDATION_BYTES = 200_000  # but no more than these
 class Windows(Dataset[Tensor]):
     """A data set of windows of a text: window i is bytes i * length to (i + 1) * length inclusive.
 
-    Each byte except the first is then predicted once.
+    Neighbours share one byte, so that each byte except the first is predicted once. Bytes at the end that do not fill a
+    window are left out.
     """
 
     def __init__(self, text: Tensor, length: int) -> None:

@@ -170,7 +170,10 @@ def _place(name: str, stored: object) -> tuple[str, int, int]:
 
 
 def _state(record: object, name: str) -> object:
-    """Return the state of an unpickled record of the class `name`. Raises NotPlain for anything else."""
+    """Return the state of `record`, which stands for an object of the class `name` that was pickled.
+
+    Raises NotPlain if it stands for an object of another class, or is no record.
+    """
     found = expect(Record, record)
     if found.name != name:
         raise NotPlain(f"{found.name[:100].replace(' ', '.')} where {name.replace(' ', '.')} was expected")

@@ -316,7 +316,11 @@ def checkpoint_words(run: api.Run, step: int | None) -> str:
 
 
 def board_checkpoints(run: api.Run, reported: int | None) -> BoardCheckpoints:
-    """Return the run's checkpoints; `reported` is the newest step of a checkpoint that its ranks reported, or None."""
+    """Return the run's checkpoints.
+
+    `reported` is the newest step at which ranks reported a checkpoint (None: they reported none). If the trainer has
+    saved none, the script has saved that one in its own format: it is only mentioned (`by_script`).
+    """
     found = list[BoardCheckpoint]()
     try:
         for one in run.checkpoints():

@@ -72,16 +72,17 @@ def _hops(ranks: int, *, tree: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Many fits to resampled measurements, from which a forecast and its uncertainty follow. `misfit` is the relative
-    error of the typical fit, and `noise` a random number for each fit; both multiplied are the relative error by which
-    that fit's forecast is shifted. `latency_known` is False if one number of ranks gave only the sum of latency and
-    transfer.
+    """Many fits to resampled measurements, from which a forecast and its uncertainty follow: each fit gives a forecast,
+    which is shifted by the relative error `misfit` times that fit's `noise`.
+
+    `latency_known` is False if only one number of ranks above 1 was measured: that gives the sum of latency and
+    transfer, but not each of them.
     """
 
     fits: Sequence[Fit]
     misfit: float  # relative error of the typical fit
     latency_known: bool
-    noise: Sequence[float]
+    noise: Sequence[float]  # a normally distributed random number for each fit
 
     @property
     def usual(self) -> Fit:

@@ -319,10 +319,10 @@ class Engine:
             self.free(worker)
 
     async def _watch(self) -> None:
-        """Look again and again for the checkpoint to serve, the newest or the best one, and if that is another than
-        now, start a group of workers with it, which takes over.
+        """Look again and again for the newest checkpoint, or the best one if the server serves the best. If it is not
+        the one that is served, start a group of workers with it, which takes over.
 
-        A checkpoint that cannot be loaded is tried once.
+        A checkpoint that cannot be loaded is reported, and not tried again.
         """
         refused: set[str] = set()
         while True:

@@ -89,7 +89,11 @@ def _values(study: "Study") -> list[float | None]:
 
 
 def _importances(study: "Study") -> dict[str, float]:
-    """Return the share of the result that each option explains, or an empty dict if it cannot be computed."""
+    """Return how much each option contributes to the differences between the trials' values, as shares by option.
+
+    Return an empty dict if all values are equal, or no option is common to all trials. An option whose share is NaN is
+    left out.
+    """
     if len(set(_values(study))) < _FEWEST:
         return {}  # all has come to the same
     with warnings.catch_warnings():

@@ -83,7 +83,8 @@ class _Asked:
 
 
 def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:
-    """Return the stacks of the `wanted` ranks, or of all if none are named; raise Refused if one of them does not run.
+    """Return the stacks of the `wanted` ranks, or of all running ranks if `wanted` is empty; raise Refused if a wanted
+    one does not run. Stacks on a node that does not answer are replaced by the error.
 
     A rank that restarts alone has records of its own, in which it is rank 0. For such records `called` is the rank's
     number in its role, by which it is reported; else None.

@@ -211,7 +211,9 @@ def _status(sweep: "Sweep", options: argparse.Namespace) -> int:
 
 
 def _best(sweep: "Sweep", *, as_json: bool) -> int:
-    """Print the best trial, as JSON with `as_json`; return the exit code."""
+    """Print the best trial and how to get its weights or, with `as_json`, only the trial as JSON; return the exit code.
+    It is 0 as well if no trial is complete, which is then printed (JSON: null).
+    """
     best = sweep.best()
     if as_json:
         print(to_json(best))
@@ -308,7 +310,7 @@ def _follow(sweep: "Sweep") -> int:
 
 
 def _line(one: "TrialNote") -> str:
-    """Return the line about a trial that has ended."""
+    """Return the line about a trial that has ended: its number, state, value, chosen options, and why it failed."""
     point = ", ".join(f"{_short(key)} {value}" for key, value in one.params.items())
     return safe(f"trial {one.number} {one.state}{_value(one)}: {point}{f' ({one.why})' if one.why else ''}")
 

@@ -128,7 +128,9 @@ class RankCommandProcess:
                 return code if code >= 0 else 128 - code
 
     def end(self) -> None:
-        """End the command and everything that it has started, in any session."""
+        """End the command and everything that it has started, in any session: send it SIGHUP, SIGKILL if it still runs
+        after five seconds, and then end all that is left.
+        """
         for number in (signal.SIGHUP, signal.SIGKILL):
             if self._process.returncode is not None:
                 break

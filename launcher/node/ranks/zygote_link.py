@@ -221,7 +221,9 @@ class ZygoteLink:
         self._pending.clear()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Handle the zygote's messages until the connection ends or one is invalid, and then give up the zygote."""
+        """Handle the zygote's messages until the connection ends or one is invalid. Then close the connection, set
+        `gone`, and let every request that waits for a fork fail.
+        """
         with contextlib.suppress(OSError, ValueError, RecursionError):  # its wire is broken
             while line := await reader.readline():
                 self._handle(_words.decode(line))

@@ -198,7 +198,7 @@ def _agents(attempt: AttemptDir) -> list[AgentRecord]:
 
 
 def _roots(attempt: AttemptDir) -> list[ProcessId]:
-    """Return the processes of the attempt's supervisors and agents."""
+    """Return the processes of the attempt's supervisors and agents by its records, whether or not they still run."""
     return _supervisors(attempt) + [record.process for record in _agents(attempt)]
 
 

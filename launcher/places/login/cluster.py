@@ -292,8 +292,8 @@ class LoginCluster(Place):
         ]
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> list[Checkpoint]:
-        """Return the run's checkpoints on the login node; with `verify`, the login node compares every byte with the
-        manifests.
+        """Return the run's checkpoints on the login node. With `verify`, the login node reads every file of them, and
+        compares it with its digest in the manifest.
         """
         return files.checkpoints(run, verify=verify)
 

@@ -27,7 +27,8 @@ silent = SilentMachines[Address]()  # to those who watch
 
 @contextlib.contextmanager
 def line_to(address: Address, *, without: Collection[str] = (), compress: bool = False) -> Iterator[RemoteLaunch]:
-    """Yield a connection to the login node, which stays open for later use unless it breaks.
+    """Yield a connection to the login node: an open one of this process, or else a new one. It stays open for later use
+    unless it breaks. Raise Unreachable if the login node does not answer.
 
     The ssh process of the connection does not get the environment variables named in `without`; with `compress` a new
     connection is compressed.

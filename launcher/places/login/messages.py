@@ -185,10 +185,11 @@ class AttemptNews(msgspec.Struct, frozen=True):
 
 
 class RunNews(msgspec.Struct, frozen=True):
-    """A run's state on the login node, and its new records.
+    """A run's state on the login node, and what its records have beyond those of the machine that asks.
 
-    `attempts` begin with the newest known one, `last` is its state.json, `events` belong at offset `events_at` of the
-    history (0: they are all of it), and `more` means that further events did not fit.
+    `attempts` begin with the newest one that this machine knows, `last` is the content of the run's state.json,
+    `events` belong at offset `events_at` of the history (0: they are all of it), and `more` means that further events
+    did not fit.
     """
 
     state: State

@@ -144,7 +144,9 @@ class PbsSystem(BatchSystem):
         return JobStart(os.environ[self.id_variable], int(index) if index else None)
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:
-        """Return the hosts of the queue, or all if it is None, by pbsnodes; `gpu` is PBS's resource name for GPUs."""
+        """Return the hosts that take jobs of the queue, or all hosts if it is None, by pbsnodes. `gpu` is PBS's
+        resource name for GPUs. Raise Unreachable if there is no answer within `limit_s` seconds.
+        """
         known = read_hosts(ask(["pbsnodes", "-a", "-F", "json"], limit_s=limit_s).out, gpu)
         return [host for host in known if queue is None or not host.queues or queue in host.queues]
 

@@ -49,7 +49,9 @@ class OfCheckpoints(OfRun, frozen=True):
 
 
 class Open(OfRun, frozen=True, tag="open"):
-    """Prepare an attempt on the host; its records follow. Nothing starts before GoAhead. → Opened"""
+    """Prepare an attempt on the host: write its records and start a supervisor, which waits. The contents of `records`,
+    files for the run's folder, follow the message in that order. No rank starts before GoAhead. → Opened
+    """
 
     node: int  # the host's number in the plan
     plan: msgspec.Raw  # the plan's JSON
@@ -180,14 +182,14 @@ class SendFile(OfCheckpoints, frozen=True, tag="give"):
 
 
 class TakeFile(OfCheckpoints, frozen=True, tag="put"):
-    """Store a file of a checkpoint, or its manifest alone if `name` is "": the manifest follows, then the file's bytes.
-    → None
+    """Store the file `name` of a checkpoint in this folder; with the name "", only store the manifest. The checkpoint's
+    manifest follows the message, then the file's bytes. → None
     """
 
     manifest_size: Size  # in bytes
     name: str
     size: Size  # of the file, in bytes
-    kind: Kind = "step"
+    kind: Kind = "step"  # or "best", the one selected by a monitored value
 
     @property
     def follows(self) -> int:

@@ -165,7 +165,9 @@ def _with_settings(env: dict[str, str], settings: Sequence[tuple[str, str]]) -> 
 
 
 def _entries(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of `folder` below `root`; raise BadInput if it cannot be read."""
+    """Yield the entries of one folder, not of those in it; `folder` is its path relative to `root`. Raise BadInput if
+    the folder cannot be read.
+    """
     try:
         with os.scandir(root / folder) as entries:
             yield from entries

@@ -372,8 +372,8 @@ def _with_message(status: RunStatus, why: str) -> RunStatus:
 
 
 class ListedRuns:
-    """The runs of this user by id. The dict is the same object as long as no run was added to or removed from the
-    user's list.
+    """The runs in this user's list; `now` returns them by id. It returns the same dict object as before if the list is
+    known to be unchanged since then.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, wall_ns: Callable[[], int] = time.time_ns) -> None:

@@ -52,8 +52,9 @@ def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = Non
 def next_attempt(
     queue: BatchSystem, run: RunDir, before: AttemptDir, cause: Cause | None, job: str
 ) -> AttemptDir | None:
-    """Open the next attempt after `before` in this job and return it, or None if another process has opened one
-    meanwhile. `cause` is why `before` ended.
+    """Open the next attempt after `before`, which has ended because of `cause`, as one that continues in this job,
+    whose id is `job`; return it. If another process has opened or started one meanwhile, print that there is nothing to
+    do, and return None.
     """
     plan = read_plan(run, before.number)
     try:

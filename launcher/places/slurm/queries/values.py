@@ -61,7 +61,9 @@ def read_rows(text: str, width: int, first: re.Pattern[str] = JOB_ID) -> tuple[l
 
 
 def read_fields(text: str) -> dict[str, str]:
-    """Return the fields of a line of scontrol, such as `NodeName=n0 CPUTot=8`, by name."""
+    """Return the fields of a line of scontrol, such as `NodeName=n0 CPUTot=8`, by name; a value ends at the first
+    space.
+    """
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
 
 

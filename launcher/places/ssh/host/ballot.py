@@ -42,7 +42,9 @@ class Ballot:
 
     @property
     def voted(self) -> tuple[int, int]:
-        """Return (attempt number, number of the candidate's host) of this host's newest vote."""
+        """Return (attempt number, number of the candidate's host) of this host's newest vote. Before its first vote
+        that is the attempt with which the supervisors started, and host 0.
+        """
         return self.voter.voted
 
     def keep(self, voter: Voter) -> None:

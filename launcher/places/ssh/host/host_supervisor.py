@@ -283,8 +283,8 @@ class QueueWatch:
         self._attend()
 
     def look(self) -> bool:
-        """Change to the next attempt if one was accepted, and ask the leader for its state if that is due; return False
-        once the run has ended.
+        """Change to the next attempt if this host has accepted one, and ask the leader for its state if the last time
+        was long enough ago (`every_s`). Return False once the run has ended.
 
         Raise Fenced if the run continues without this host.
         """
@@ -358,8 +358,10 @@ class QueueWatch:
 def _all_begin(supervisor: SupervisorState) -> bool:
     """Ask all hosts, as the leader, whether each has the slots it needs. If so, have all of them begin and return True.
 
-    A host that has been silent for `recovery.wait` is left out if the rest are enough. Return False if anything
-    prevents the beginning; the reason is recorded for the user.
+    Hosts that do not answer are waited for during `recovery.wait` from this supervisor's start; then the rest begin
+    without them if they are enough. Return False if a host lacks slots or does not answer yet, which is recorded for
+    the user; if a host has voted for a newer attempt, after which a new attempt is opened; or if a host does not
+    promise to keep its slots.
     """
     there = statuses(supervisor.rpc.ask(Ask()))
     supervisor.check_lead(there)

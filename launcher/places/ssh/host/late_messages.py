@@ -66,7 +66,8 @@ def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> N
 
 
 class LateMessages(Strategy):
-    """The process that informs other hosts of the run's end.
+    """The task of a process that informs other hosts of the run's end. It tries again until all are informed, or must
+    have given the run up by themselves.
 
     Its first argument is `cancel` or `end`, the others are the hosts by name.
     """

@@ -125,10 +125,10 @@ class LeaderStop(StopSignal):
 
 
 def send_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
-    """Send the voters in `there` that came back the message to join the present attempt; each accepts it once it has
-    the history.
+    """Send the attempt that this host leads to the voters that have not accepted it yet, such as those that were lost
+    and are back; each accepts it once it has the history. Tell hosts that have accepted it that the attempt is settled.
 
-    Tell those that have accepted it that the attempt is settled.
+    `there` has the states of the hosts that answer, by number; hosts that are in another attempt are left out.
     """
     number, voters = supervisor.attempt.number, supervisor.ballot.voter.newest.voters
     here = {one: status for one, status in there.items() if status.attempt == number}

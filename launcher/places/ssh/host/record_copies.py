@@ -282,10 +282,12 @@ class RecordReplicator:
             self._records_due.wait(self._every_s)
 
     def send(self) -> None:
-        """Send the other hosts everything that is new since the last call.
+        """Send the other hosts the records that are new since the last call, and the next events of the histories (the
+        events.jsonl files), at most 256 KiB of each. A host that does not accept one is skipped for a while, and gets
+        it later.
 
-        Histories are looked at first and sent last, up to their size at that moment: a host that has an event also has
-        the state that was written before it.
+        Histories are sent last, up to the size that they had before any record was read: a host that has an event also
+        has the state that was written before it.
         """
         self._report_copied()
         records, found = replicated(self._run, self._attempt, self._roles), dict[str, os.stat_result]()

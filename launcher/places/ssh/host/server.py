@@ -167,7 +167,10 @@ def _run(asked: OfRun) -> RunDir:
 
 def _report(run: RunDir, events_from: int) -> object:
     """Return this host's RunReport on the run, with the events from byte `events_from` of the history on, and the ends
-    of logs, attached. Wait for up to five seconds while it is open whether the newest attempt begins.
+    of logs, attached.
+
+    While a supervisor waits to be told whether the newest attempt begins, wait for up to five seconds; raise
+    LaunchError if that is not decided by then.
     """
     attempt = presence.decided(run)
     if attempt is None:

@@ -98,11 +98,13 @@ class OpeningSaid(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Vote(msgspec.Struct, frozen=True, tag="vote", tag_field="t"):
-    """Ask for a vote for attempt number `attempt`, after which no older attempt writes on the host any more."""
+    """Ask the host that receives this for its vote for a candidate, a host that wants to lead attempt number `attempt`.
+    A host that agrees promises that no older attempt writes its records any more.
+    """
 
     attempt: Number
     node: Number  # of the candidate
-    records: RecordsSaid
+    records: RecordsSaid  # how new the candidate's records are
 
 
 class OpenAttempt(msgspec.Struct, frozen=True, tag="open", tag_field="t"):

@@ -70,7 +70,9 @@ def bring_outputs(run: RunDir, draft: Path, frozen: Collection[str]) -> list[Pat
 
 
 def _bring(run: RunDir, places: Iterable[Place]) -> dict[str, LaunchError]:
-    """Copy what is new on the hosts; return the errors of those that could not be asked."""
+    """Copy what the run's logs and metrics on the hosts have beyond the copies here; return the errors of hosts that
+    could not be asked, by the host's name.
+    """
     known, folders = logs.known(run, is_there), logs.folders_of(run)
     return failures(ask_all([*places], lambda client: _follow(client, run, folders, known, run.path)))
 
