@@ -868,7 +868,9 @@ def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Pat
 
 
 def _renamed(line: str, names: Mapping[str, str]) -> str:
-    """Return an error's line; if it begins with a temporary file, a key of `names`, that name stands in its place."""
+    """Return an error's line; if it begins with a temporary file that is a key of `names`, the file and the position
+    after it (`:LINE:COLUMN`) are replaced by the name.
+    """
     for file, name in names.items():
         line = re.sub(rf"^{re.escape(file)}(:\d+:\d+)?(?=: )", name, line)
     return line

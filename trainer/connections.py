@@ -161,7 +161,10 @@ class Connections:
         self.given_up = False
 
     def abort_with_others(self, group: dist.ProcessGroup) -> None:
-        """Let the next `cut` also abort this GPU group; do nothing if launch cannot ask the ranks to connect anew."""
+        """Let the next `cut` also abort this GPU group, in place of one named before.
+
+        Do nothing if launch cannot ask this process to connect anew, as outside of a run (LAUNCH_CONTROL is not set).
+        """
         if "LAUNCH_CONTROL" in os.environ:
             self._group = group
 
@@ -241,8 +244,8 @@ class Connections:
 class ConnectionCutter:
     """A thread that cuts connections once a descriptor is readable; `close` ends it.
 
-    The thread runs `act(fd, over)`, which waits for `fd`, cuts, and returns once the descriptor `over` is readable,
-    which `close` causes. `reset` is called when the thread has ended.
+    The thread runs `act(fd, over)`, which waits for `fd`, cuts, and returns once the descriptor `over` is readable.
+    `close` makes `over` readable, waits until the thread has ended, and then calls `reset`.
     """
 
     def __init__(self, act: Callable[[int, int], None], reset: Callable[[], None], fd: int) -> None:

@@ -87,7 +87,7 @@ class Launched:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Launched":
-        """Return the settings in the variables of `environ`."""
+        """Return the settings in the variables of `environ`; one that is missing has its default."""
 
         def path(name: str) -> Path | None:
             """Return a variable as a path, or None if it is empty."""

@@ -250,9 +250,10 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _files(run: RunDir, status: RunStatus, left_out: list[str]) -> Iterator[_Part]:
-    """Yield the run's records, launch's own logs, and the ends of the ranks' logs, that of the failed rank first.
+    """Yield the run's records, and the ends (64 KB) of launch's own logs and of the ranks' logs, with the failed rank's
+    before those of other ranks.
 
-    A line for each file that is left out is added to `left_out`.
+    For each file that is left out, as it cannot be read or there are too many, a line is added to `left_out`.
     """
     logs = _rank_logs(run, status)
     own = [path for pattern in _RECORDS for path in sorted(run.path.glob(pattern))]

@@ -118,9 +118,10 @@ class Attendance:
                 self._nodes.settle(node)
 
     def _replace(self, node: KnownNode, join: Join) -> Loss | None:
-        """Handle a new agent on a node that had another agent. Return the loss of the previous agent if it is proven
-        dead, by a reboot of the machine or by the new agent's report; else, if its ranks may still run, track it as a
-        stale agent.
+        """Handle a new agent on a node that had another agent, and forget the faults that the other one reported.
+
+        Return the loss of the previous agent if it is proven dead, by a reboot of the machine or by the new agent's
+        report. Else return None; if its ranks may still run, it is tracked as a stale agent until its lease ends.
         """
         before, process, loss = node.process, join.process, None
         if node.holds and node.link is not Presence.LOST and before is not None:

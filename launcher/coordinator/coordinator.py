@@ -295,8 +295,10 @@ class Coordinator:
             self._stop_asked(messages.StopAsked(node.index, "notice"))
 
     def _fault(self, node: KnownNode, fault: messages.Fault) -> None:
-        """Handle a node's report that it cannot run ranks: exclude the node, or end the run if the fault is the
-        user's.
+        """Handle a node's report that it cannot run ranks.
+
+        A node whose disk is full or refuses writes stays usable; any other is excluded. A fault of the user's setup, or
+        of a port, ends the run if it comes before the first generation.
         """
         attempt = self._attempt
         if fault.disk:

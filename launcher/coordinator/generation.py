@@ -252,7 +252,7 @@ class Generation:
         return (end.log or None) if end is not None else None, self._tails.get(rank, ())
 
     def lose(self, node: int) -> None:
-        """Count all ranks of the node as lost, and no longer wait for the node to start any."""
+        """Count the ranks of the node that have not ended as lost, and no longer wait for the node to start any."""
         self.starting.discard(node)
         self.lost.add(node)
         for rank in self.of_node(node):

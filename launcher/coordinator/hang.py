@@ -139,8 +139,8 @@ def _dead_peer(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict
 
 
 def _left_early(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Return the verdict on ranks that finished, or are exiting, before collectives in which others wait, or None if
-    there are none.
+    """Return the verdict on ranks that finished before collectives in which others wait for them or, if no rank has
+    finished, on those that are exiting; return None if nobody waits for such ranks.
     """
     gone = [one for one in ranks if one.ended and not one.exit_code and not one.exit_signal]
     leaving = [one for one in ranks if not one.ended and _leaves(one) and not _is_waiting(one, waits)]
@@ -301,8 +301,10 @@ def _all_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdi
 
 
 def _by_stacks(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Return the verdict from stacks alone if no rank has a Flight Recorder or ranks wait in an operation that it does
-    not record, else None.
+    """Return the verdict, from stacks alone, on the ranks that are in no collective while the others wait in one.
+
+    That is for ranks without a Flight Recorder, and for operations that it does not record: return None if any of
+    `waits` is known, if a living rank has no stack, or if none or all are outside of collectives.
     """
     living = _living(ranks)
     outside = _in_no_collective(living)

@@ -84,8 +84,10 @@ class CopyHold:
         return self._held is not None
 
     def pass_on(self, effects: Iterable[Out]) -> list[Out]:
-        """Return those of the effects that may be carried out now. As long as the record of a failure or of the end has
-        to be copied, hold the others back: the end, and all messages except answers to heartbeats.
+        """Return those of the effects that may be carried out now.
+
+        The others are held back until `release` if half of the voters have yet to copy the record of a failure or of
+        the end: from the message that restarts ranks or the end on, the end and all messages but answers to heartbeats.
         """
         effects, waits = [*effects], self._copies.copied < inf
         finish = next((one for one in effects if isinstance(one, Finish)), None)

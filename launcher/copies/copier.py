@@ -93,8 +93,9 @@ class Copier:
             self._working = asyncio.create_task(self._work(node, start, target, before))
 
     def note(self, step: int) -> None:
-        """Take note that a rank has committed the checkpoint of `step`, so that it is copied; repeated reports are
-        harmless.
+        """Take note that a rank has committed the checkpoint of `step`, so that it is copied in the background.
+
+        Repeated reports of a step do nothing, nor does any report while there is no next node.
         """
         if self._working is None or step in self._known:
             return

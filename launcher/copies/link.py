@@ -44,7 +44,7 @@ class ReplicaLink:
 
     async def expect(self, *kinds: type[M]) -> M:
         """Return the next message if it is of one of these types. Raise Unwilling for a refusal, and WireError for any
-        other message.
+        other message or if the peer has closed the connection.
         """
         message = await self.receive_message()
         if isinstance(message, Refusal):

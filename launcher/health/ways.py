@@ -94,7 +94,10 @@ def _unreachable(hosts: Sequence[str], ways: Iterable[Way]) -> Iterable[Finding]
 
 
 def _slow(ways: Sequence[Way]) -> Iterable[Finding]:
-    """Yield warnings, first for hosts that are slow with all others, then for single links."""
+    """Yield warnings, first for hosts that are slow with all others, then for single links between other hosts.
+
+    Slow is less than half of the usual rate, the median of the hosts' best rates.
+    """
     usual = _usual(ways)
     senders, receivers = (_slow_with_all(side, usual) for side in _sides(ways))
     for host, speed in sorted((senders | receivers).items(), key=lambda pair: pair[1]):

@@ -179,9 +179,11 @@ def _role_variables(plan: Plan) -> dict[str, str]:
 
 
 def role_rank_variables(plan: Plan, rank: int) -> dict[str, str]:
-    """Return the variables of rank `rank` of the plan with its number in its role and the ports that it has to serve;
-    none in a run of one program. The two numbers differ if each rank of the role restarts alone, with a plan of its
-    own.
+    """Return the variables that tell a rank its number in its role, and the ports on which it has to serve; none in a
+    run of one program.
+
+    `rank` is its number in the plan. That in the role is another one if each rank of the role restarts alone, with a
+    plan of its own.
     """
     if not plan.role:
         return {}

@@ -1224,11 +1224,11 @@ def become_agent(supervisors_end: int) -> NoReturn:
 
 
 def stand_by(agents_end: int, gate: int) -> None:
-    """Wait as the standby of an agent; return once the agent sends a message over `agents_end`, or its supervisor has
-    closed the `gate`.
+    """Wait as the standby of an agent; return, to serve the agent as its zygote, once it sends a message over
+    `agents_end` or its supervisor closes the `gate`.
 
-    If the agent has died, become the next agent when the supervisor sends its arguments over the gate, or end with the
-    supervisor. Raise Standby in the zygote of that next agent.
+    If the agent has died, wait at the gate: become the next agent when the supervisor sends its arguments, or exit when
+    the supervisor closes the gate. Raise Standby in the zygote of that next agent.
     """
     select.select([agents_end, gate], [], [])
     if select.select([agents_end], [], [], 0)[0]:

@@ -93,7 +93,7 @@ def _hosts_in_json(text: str) -> Sequence:
 
 
 def _hosts_in_lines(text: str) -> Sequence:
-    """Return the hosts in a text with one host a line."""
+    """Return the hosts in a text with one host a line, each with its line number; empty lines are left out."""
     words = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
     return Sequence([Scalar(word, False, Mark(number, 1)) for number, word in words if word], Mark(1, 1))
 

@@ -105,10 +105,11 @@ class Budget(Struct, frozen=True):
 
 
 class Recovery(Struct, frozen=True):
-    """The rules by which a run recovers from failures: a budget of restarts for each cause; after how long without
-    progress ranks count as hung (`hang_…`); after how many restarts without a newer checkpoint the run ends
-    (`no_progress`); and how long to wait for nodes, leases and lost hosts. `mode` is warm (all ranks are replaced), hot
-    (survivors continue in place) or auto; `reserve` processes per node wait to become ranks.
+    """The rules by which a run recovers from failures: for each cause a budget, which has the number of restarts, the
+    first and the longest wait before one, and after how many seconds of training one no longer counts (`refill_s`);
+    after how long without progress ranks count as hung (`hang_…`); after how many restarts without a newer checkpoint
+    the run ends (`no_progress`); and how long to wait for nodes, leases and lost hosts. `mode` is warm (all ranks are
+    replaced), hot (survivors continue in place) or auto; `reserve` processes per node wait to become ranks.
     """
 
     user_error: Budget = Budget(3, refill_s=86_400.0)

@@ -157,8 +157,9 @@ class LogReader:
             yield from deque(filter(self._is_chosen, self._read(final=final)), self._choice.last)
 
     def _read(self, *, final: bool) -> Iterator[LogLine]:
-        """Yield all new lines of the log files that may have wanted ones; with `final`, nothing more will be written to
-        them.
+        """Yield all new lines of the log files that may have selected lines; the caller drops the other lines.
+
+        With `final`, nothing more will be written to the files, and unfinished lines are yielded too.
         """
         if not self._began and self._choice.last is not None:
             self._begin_near_the_end(self._choice.last)

@@ -261,7 +261,7 @@ def _as_float(value: float) -> float:
 
 
 def _decoded(path: Path) -> Iterable[_Line]:
-    """Yield the valid lines of a file, skipping all others."""
+    """Yield the decoded valid lines of a file, skipping all others; yield none if the file cannot be read."""
     data = _read(path)
     try:
         yield from _reports.decode_lines(data)

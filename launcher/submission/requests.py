@@ -319,7 +319,7 @@ def _text_of(problem: Misfit) -> str:
 
 def _is_in_project(wish: Request) -> bool:
     """Return whether nodes certainly have the interpreter that was checked on this machine, because it is in the
-    project.
+    project and ranks do not run in a container.
     """
     return Path(wish.python).is_relative_to(wish.project.path) and wish.spec.slurm.container is None
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Boot the supervisor and report to its starter that it is up; wait for the message to begin, supervise the run,
-    and return the exit code. A place that needs no standby begins at once.
+    and return the exit code.
+
+    A strategy that is not started early (`stands_by` is False) begins at once and reports nothing.
     """
     name_this("launch-super")
     path, folder, *words = argv

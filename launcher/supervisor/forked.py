@@ -72,12 +72,12 @@ def _become(argv: Sequence[str], stderr: int, fds: Collection[int]) -> NoReturn:
 
 
 def _shown(argv: Sequence[str], run_dir: Path) -> tuple[int, bytes]:
-    """Return (the address of this process's arguments, the bytes to overwrite them with, and the first environment,
-    which lies behind them); no bytes if there is too little room.
+    """Return (address, bytes): where this process's arguments lie in its memory, and what a fork of it has to write
+    there, so that /proc shows it as a supervisor. Return (0, b"") if there is too little room.
 
-    /proc then shows this forked process with the supervisor's command `argv`, and in its environment only the variable
-    that marks processes of the run. The kernel shows arguments that are longer than those before if the byte where
-    those ended is no NUL.
+    The bytes replace the arguments and the first environment, which lies behind them, by the command `argv` and the
+    variable that marks processes of the run. The command may be longer than the arguments were: the kernel shows it
+    whole if the byte at which they ended is no NUL.
     """
     words = stat_fields(os.getpid())
     start, end, environ, environ_end = map(int, words[_ARGUMENTS_FROM : _ENVIRON_TO + 1])

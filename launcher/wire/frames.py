@@ -290,7 +290,7 @@ class _Lines(asyncio.Protocol):
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:
-        """Stop reading the connection, and complete `ended`, with `error` if it is not None."""
+        """Stop reading the connection, without closing it, and complete `ended`, with `error` if it is not None."""
         if self._inbox is not None:
             self._inbox.remove(self)
         if self.ended.done():

@@ -334,7 +334,7 @@ class Checkpointer:
         return saver
 
     def _entry(self, step: int) -> Entry:
-        """Return the catalog entry of the checkpoint of this step, whether or not it exists."""
+        """Return the Entry (kind, step and folder) of this step's checkpoint, even if there is no such folder."""
         return Entry("step", step, self.folder / folder_name(step))
 
     def _take_over(self) -> FencingToken:

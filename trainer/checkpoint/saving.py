@@ -262,7 +262,10 @@ class Saver:
             self._clean_up(request)  # nobody waits for it: all know by now that the checkpoint is there
 
     def _write(self, request: SaveRequest) -> Outcome:
-        """Write one checkpoint with the other ranks, which all call it; return its outcome, the same on all."""
+        """Write one checkpoint with the other ranks, which all call it; return its outcome, the same on all.
+
+        If the save fails on any disk, each disk removes what it has of it, and the outcome has the reason.
+        """
         begun = self._save_group.broadcast(self._begin(request) if self._save_group.is_first else Outcome(request.step))
         if isinstance(begun, Outcome):
             return begun

@@ -147,7 +147,11 @@ def read_manifest(folder: Path, step: int, kind: Kind = "step") -> bytes:
 
 
 def open_file(folder: Path, step: int, name: str, kind: Kind = "step") -> BinaryIO:
-    """Open the file `name` of a committed checkpoint in `folder` for reading. Raises OSError, CheckpointDamaged."""
+    """Open the file `name` of the committed checkpoint of `step` and `kind` in `folder` for reading.
+
+    Raises CheckpointDamaged if that is not the name of a rank's file, or something else than a file is in its place;
+    OSError if there is no such file or it cannot be opened.
+    """
     if not is_data_name(name):
         raise CheckpointDamaged(f"{name!r}: expected the name of a rank's file")
     return os.fdopen(open_to_read(folder / folder_name(step, kind) / name), "rb", buffering=0)

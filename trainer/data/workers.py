@@ -102,7 +102,7 @@ class Workers:
         raise error from WorkerTraceback(f"in data worker {worker}:\n{text}")
 
     def forget(self) -> None:
-        """Drop the answers to all tasks given so far."""
+        """Make `take` skip the answers to all tasks given so far; the workers still do these tasks."""
         self._forgotten = [len(member.asked) for member in self._workers]
 
     def end(self) -> None:

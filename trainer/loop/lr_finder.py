@@ -26,11 +26,10 @@ class HasPosition(Protocol):
     """An object whose position can be saved and restored, such as the data."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the present position."""
-        ...
+        """Return the position."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Go to the position that `state_dict` returned as `state`."""
+        """Go to the position `state`, which `state_dict` has returned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,10 @@ class Schedule:
         self._scheduler = self._make(self._optimizer, self._total_steps) if self._make is not None else None
 
     def _reset_groups(self) -> None:
-        """Restore the optimizer's groups as they were before the scheduler was made."""
+        """Restore the options of the optimizer's groups from before the scheduler was made; the parameters stay.
+
+        If `start_from` was called, its learning rates are set. Options that the scheduler has added are removed.
+        """
         for group, before in zip(self._optimizer.param_groups, self._before, strict=True):
             for key in set(group) - set(before) - {"params"}:
                 del group[key]  # what the scheduler has noted, `initial_lr` above all

@@ -362,7 +362,8 @@ class Survivor:
         """Bring this rank to the step from which the training continues; all ranks call it after `rejoin`.
 
         Returns that step. Returns None if all ranks have to load a checkpoint or snapshot, which the caller then does.
-        An error about another lost rank is raised as it is, any other as DistBackendError.
+        An error about another lost rank, or one that says already that ranks cannot continue, is raised as it is; any
+        other becomes a DistBackendError that says so.
         """
         try:
             if self.loads and not self._may_have_replica(loop):

@@ -17,10 +17,10 @@ StepFunction = Callable[[nn.Module, Any, Turns], Any]  # returns what a loss fun
 
 @dataclass(frozen=True, slots=True)
 class OwnStep:
-    """Runs the user's step function for each micro-batch; `turns` does its backward passes and optimizer steps."""
+    """Runs the user's step function for each micro-batch."""
 
     function: StepFunction
-    turns: Turns
+    turns: Turns  # the object that the function calls for backward passes and steps of the optimizers
 
     def run(self, model: nn.Module, data: Any, batch: Batch, number: int) -> Answer:
         """Run the user's function on micro-batch `batch` of step `number`, whose content is `data`.

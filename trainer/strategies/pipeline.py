@@ -172,7 +172,7 @@ class Pipeline:
     def whole(self, name: str, parameter: Tensor) -> Tensor:
         """Return the parameter `name`, whole, on every rank; the first stage that has it broadcasts it.
 
-        All ranks call it, each with its own `parameter`: a stand-in on ranks without the values.
+        All ranks call it, each with its own `parameter`: on ranks without the values, a stand-in of the same shape.
         """
         first = self._holders[name][0]
         if self.world.stage == first:

@@ -114,7 +114,7 @@ class Answers:
         return {shard for shard in self._job.shards() if _name(shard) in names and self._read(shard) is not None}
 
     def read_shard(self, shard: range) -> bytes:
-        """Return the bytes of a shard's file."""
+        """Return the bytes of a shard's file; raise OSError if it is missing or cannot be read."""
         return self._path(_name(shard)).read_bytes()
 
     def keep_shard(self, shard: range, content: bytes) -> None:

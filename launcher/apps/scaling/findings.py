@@ -48,7 +48,7 @@ class StepVolume(msgspec.Struct, frozen=True):
 
     who: str  # the rank, or ranks, with the most to send
     formula: str
-    bytes: float  # that it sends, and receives
+    bytes: float  # that it sends; it receives as many
     model_bytes: float  # P in the formula
 
 

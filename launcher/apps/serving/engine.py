@@ -178,10 +178,10 @@ class Engine:
     # -- answering
 
     async def ask(self, inputs: Sequence[Any]) -> list[Computed]:
-        """Return an answer to each input.
+        """Return the answers to the inputs, in their order, from the cache or from workers.
 
-        Raise Overloaded at once if too many wait, else the first error of an input: WorkerLost, PredictFailed,
-        InputRefused or TookTooLong.
+        Raise Overloaded at once if too many wait, TookTooLong if some are not answered in time, else the error of the
+        first input that failed: WorkerLost, PredictFailed or InputRefused.
         """
         now = asyncio.get_running_loop().time()
         keyed = [_keyed(one) for one in inputs]

@@ -118,7 +118,11 @@ def _type_of(schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _object(schema: Mapping[str, Any], where: str) -> Any:
-    """Return the msgspec type for an object with these properties; messages call this part of the schema `where`."""
+    """Return the msgspec type for an object with the schema's properties, which refuses any other property; without
+    `properties` every object fits.
+
+    Raise BadInput, which calls this part of the schema `where`, if a property is not supported.
+    """
     if "properties" not in schema:
         return dict[str, Any]
     required = set(schema.get("required", ()))

@@ -159,7 +159,9 @@ def _for_prometheus(named: Sequence[str]) -> str:
 
 
 def _show(rows: Rows, *, whole: bool) -> None:
-    """Print the table of one run: with `whole` a row for every step, else about twenty rows."""
+    """Print the table of one run: with `whole` a row for every step, else about twenty rows, one for every n-th step
+    with the newest value of each metric up to that step.
+    """
     names = names_in(rows)
     began = next((row[AT] for row in rows.values() if AT in row), None)
     shown = rows if whole else _thinned(rows)

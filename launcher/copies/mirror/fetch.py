@@ -92,7 +92,8 @@ def _fetch_step(step: int, run: RunDir, look: Callable[[], Holders], passed_over
 def _fetch_newest(
     look: Callable[[], Holders], step: int | None, kind: Kind, passed_over: list[LaunchError]
 ) -> list[str]:
-    """Fetch the newest checkpoint of this kind, or that of `step`; return a line about it, or none if there is none.
+    """Fetch the newest checkpoint of this kind ("step" or "best"), or that of `step`; return a list of one line about
+    it, or an empty list if there is none.
 
     `look` finds the machines that have checkpoints, and is called again if an active run has replaced all that were
     found. Errors of checkpoints that could not be fetched are added to `passed_over`.

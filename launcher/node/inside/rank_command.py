@@ -159,8 +159,10 @@ class RankCommandProcess:
                 assert_never(message)
 
     def _write_input(self) -> None:
-        """Write received input to the command, as much as its stdin takes without blocking, and close its stdin after
-        the last input.
+        """Write received input to the command, as much as its stdin takes without blocking; the rest waits for the next
+        call.
+
+        After the last input its stdin is closed, unless it is a terminal.
         """
         try:
             while self._waiting:

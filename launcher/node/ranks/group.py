@@ -286,7 +286,10 @@ class RankGroup:
         return tuple(self._heartbeat(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
 
     def _heartbeat(self, rank: _Rank, now: float) -> RankHeartbeat:
-        """Return the part of the heartbeat that is about this rank."""
+        """Return the part of the heartbeat that is about this rank, at time `now` by the agent's clock.
+
+        If the rank's log has grown since the last call, note that the rank was active.
+        """
         if rank.log.grew() and not rank.dumps:
             rank.active_at = now
         progress = rank.progress
@@ -396,7 +399,9 @@ class RankGroup:
         self._listener.on_report()
 
     def _ended(self, rank: _Rank, death: Death) -> None:
-        """Handle the death of a rank's process: report its end, unless another process already takes its place."""
+        """Handle the death of a rank's process: report its end, unless another process takes the rank's place
+        (`rank.replaced`). After the end of the last rank, close the group's files.
+        """
         rank.close()
         rank.log.grew()
         failed = death.status != 0 and not rank.progress.done

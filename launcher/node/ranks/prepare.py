@@ -158,8 +158,10 @@ class Preparation:
             self._ports.append(held)
 
     async def check_again(self, local_ranks: Collection[int]) -> None:
-        """Check the devices of the failed ranks with the numbers `local_ranks` on this node; raise NodeUnfit if one
-        fails, after which no rank can start here.
+        """Check the devices of the failed ranks with the numbers `local_ranks` on this node.
+
+        Raise NodeUnfit if one fails; no rank can start here after that. Do nothing if the run has no device checks
+        (`recovery.health`) or the preparation has failed.
         """
         self.health = []
         if self._checkup is None or self.failure is not None:
@@ -233,7 +235,10 @@ class Preparation:
             await self._zygote.close()
 
     async def _set_up(self, text: str) -> None:
-        """Run the user's setup script, the text of `run.setup`; raise SetupFailed if it fails."""
+        """Run the user's setup script, the text of `run.setup`, by /bin/sh, with its output in the setup log.
+
+        Raise SetupFailed if its exit code is not 0 or a signal ended it.
+        """
         log = self._home.run.setup_log(self._home.attempt.number, self._home.node.index)
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 

@@ -60,7 +60,11 @@ class Reaper:
             self._early.clear()
 
     def reap(self) -> None:
-        """Wait for all children that have ended, and call back for those that are watched."""
+        """Reap all children that have ended, without waiting for others, and call back for those that are watched.
+
+        Ends of unknown children are kept while a child is being started, and else dropped. For a child that a signal
+        has stopped, `on_stop` is called.
+        """
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG | os.WUNTRACED)

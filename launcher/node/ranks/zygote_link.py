@@ -202,7 +202,10 @@ class ZygoteLink:
             self._writer.write(_line(words))
 
     def _died(self, death: Death) -> None:
-        """Handle the zygote's end, after reading all that it has sent: a rank that it reported as forked lives on."""
+        """Complete `death`, and end the connection once all that the zygote has sent is read.
+
+        Only then do pending forks fail: a rank that the zygote reported as forked lives on.
+        """
         if not self.death.done():
             self.death.set_result(death)
         if self._socket is None or self._reading is None:

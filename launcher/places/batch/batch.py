@@ -332,8 +332,8 @@ class BatchSystem(ABC):
     def requeue(self, job: str) -> str:  # noqa: ARG002 - of those that can
         """Put this job back into the queue; return why the scheduler refuses, or "".
 
-        By default nothing is requested: return "" if an exit code requeues the job, else that this batch system
-        requeues none.
+        By default the scheduler is not asked: return "" if it requeues a job that exits with the code `leaves_with`,
+        else the text that this batch system requeues none.
         """
         return "" if self.leaves_with is not None else f"{self.called} puts no job back"
 

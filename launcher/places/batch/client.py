@@ -75,11 +75,11 @@ class Programs(msgspec.Struct, frozen=True):
         *,
         in_job: bool,
     ) -> Answer:
-        """Run the command `argv` and return its output; raise Unreachable if it is missing, takes longer than `limit_s`
-        or is killed.
+        """Run the command `argv` and return its exit code, which may be any, and its output.
 
-        The command gets the variables `environ`, the text `stdin`, and the descriptors `pass_fds`. With `in_job` it
-        ignores SIGTERM.
+        Raise Unreachable if the command is missing, takes longer than `limit_s`, prints more than an answer can have
+        (`most_bytes`), or is killed. The command gets the variables `environ`, the text `stdin`, and the descriptors
+        `pass_fds`. With `in_job` it ignores SIGTERM.
         """
         with (
             _memory(b"" if stdin is None else stdin.encode(errors="surrogateescape")) as given,

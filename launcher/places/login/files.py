@@ -228,8 +228,9 @@ def bring_newest(run: RunDir) -> None:
 
 
 def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
-    """Return the run's checkpoints on the login node to which it was sent last, or an empty list if there is none. With
-    `verify`, the login node compares every byte with the manifests.
+    """Return the run's checkpoints on the login node to which it was sent last; an empty list if it was sent to none.
+
+    With `verify`, the login node compares every byte with the manifests. Raise Unreachable if it does not answer.
     """
     if not (there := remote_runs(run.whole)):
         return []

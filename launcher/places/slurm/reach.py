@@ -49,8 +49,8 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _readable_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `clean_environment` plus settings by which Slurm's commands write times and sizes in the format that is
-    parsed here.
+    """Return `environ` without variables that change what Slurm's commands do (`clean_environment`), plus settings by
+    which they write times and sizes in the format that is parsed here.
     """
     return clean_environment(environ) | _FOR_ANSWERS
 

@@ -192,8 +192,10 @@ class Sender:
         return (end is not None and end.state.ended) or (state is not None and state.state.ended)
 
     def finish(self, linger_s: float) -> None:
-        """Send the remaining messages after the supervisor has exited, for at most `linger_s` seconds. Then record
-        those of an ended run as given up; if another attempt follows, its sender sends them.
+        """Send the remaining messages after the supervisor has exited, for at most `linger_s` seconds.
+
+        Messages that then remain are recorded as given up if the run has ended. If another attempt follows, this stops
+        after at most five seconds, and that attempt's sender sends them.
         """
         ended = self.queue_due(over=True)
         limit_s = linger_s if ended else min(linger_s, _FOLLOWED_S)

@@ -204,8 +204,9 @@ class Alone:
 
 
 def _holding_text(run: str, user: str, count: int, *, alone: bool) -> str:
-    """Return the text that the run of this user holds `count` slots; `alone` adds that the host that leads the run is
-    silent.
+    """Return the text that the run of this user holds `count` slots, or, if `run` is "", that `count` are taken.
+
+    `alone` adds that the run has lost its leader and asks the other hosts.
     """
     if not run:
         return f"{count} taken"

@@ -109,7 +109,7 @@ class AllRuns:
         self._threads = ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="clusters")
 
     def close(self) -> None:
-        """Stop the threads that query clusters."""
+        """Stop the threads that query clusters: cancel queries that wait, and do not wait for those that run."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def status(self, run_id: str) -> RunStatus | None:

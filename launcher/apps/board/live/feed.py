@@ -257,7 +257,7 @@ class Feed:
             page.dismiss()
 
     async def live(self, run_id: str) -> AsyncIterator[bytes]:
-        """Yield the events for a new page until it has to reload.
+        """Yield the events for a new page until it has to reload, as when too many bytes wait for it.
 
         `run_id` is the run that the page shows, or "" for the table.
         """

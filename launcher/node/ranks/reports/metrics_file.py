@@ -118,7 +118,10 @@ class MetricsFile:
             self._lines.put(series.take())
 
     def close(self) -> None:
-        """Write the last report of each series, once no rank reports any more; stop waiting for a disk that hangs."""
+        """Write the last report of each series, once no rank reports any more.
+
+        As the disk may hang, this waits for it for at most a second (LAST_S).
+        """
         if self._first:
             return
         for series in self._series.values():

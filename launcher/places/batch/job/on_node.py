@@ -140,8 +140,8 @@ def _tree(pid: int) -> list[int]:
 
 
 def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
-    """Wait on the first node until its agent has exited, and pass a preemption that `wakeup` receives on to the batch
-    process, as a signal.
+    """Wait on the first node until its agent has exited. Pass a stop that `wakeup` receives meanwhile on to the batch
+    process as SIGTERM, and the warning of a preemption as SIGUSR1.
 
     With a GraceTime, Slurm signals a preemption only to the tasks of steps, so that the first node needs a task for it.
     """

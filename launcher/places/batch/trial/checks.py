@@ -236,9 +236,11 @@ def trial_findings(trial: Trial, expected: Expected, words: QueueNames) -> Itera
 
 
 def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueNames) -> Iterable[Finding]:
-    """Yield one problem that says why the trial is incomplete: the scheduler requeued the job, its starter such as srun
-    complained, nodes fell silent, or the job has ended or runs without a report from any node. Yield nothing if every
-    node has reported or is among `stopped`.
+    """Yield at most one problem that says why the trial is incomplete: the first of these that is true.
+
+    The scheduler requeued the job; its starter, such as srun, complained; nodes fell silent that are not keys of
+    `stopped` (nodes on which the job's script stopped early, and about which there are findings); or the job has ended
+    or runs without a sign from any node.
     """
     state, where = trial.state, f" on {all_of(trial.hosts)}" if trial.hosts else ""
     gone = f"`{words.shows_nodes}` shows whether nodes are well; one that has just gone is called idle for a while"

@@ -54,7 +54,10 @@ def _opened(folder: Path, request: SendFile) -> BinaryIO:
 
 
 def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield exactly `size` bytes of the file, even if it has grown since its size was announced."""
+    """Yield the first `size` bytes of the file, in pieces, and close it.
+
+    If it has grown since its size was announced, the rest is left out; if it has shrunk, fewer bytes are yielded.
+    """
     with file:
         while size and (piece := file.read(min(size, _CHUNK))):
             size -= len(piece)

@@ -42,6 +42,8 @@ class Follower:
     def carry_out(self) -> int | None:
         """Start the agent, unless the attempt only ends the run or this host voted for a newer one, and supervise it
         until the attempt has ended. Return the number of the next attempt, or None if the run has ended.
+
+        Raise Fenced if the run continues without this host.
         """
         supervisor, number = self._supervisor, self._supervisor.attempt.number
         ends = announcement(supervisor, before=number) is not None  # the attempt was opened only to end the run

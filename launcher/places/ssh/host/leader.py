@@ -161,7 +161,10 @@ class Leader:
         self._histories: dict[str, AgentProcess] = {}  # by their names on the wire: who has the coordinator
 
     def carry_out(self) -> int | None:
-        """Run the attempt until it has ended; return the number of the next attempt, or None if the run has ended."""
+        """Run the attempt until it has ended; return the number of the next attempt.
+
+        Return None if the run has ended, this host was stopped, or another host leads the run now.
+        """
         supervisor = self._supervisor
         records_due = self._records_due = SharedEvent() if supervisor.plan.disks_apart else None
         agent = self._histories[EVENTS] = supervisor.agent(records_due)

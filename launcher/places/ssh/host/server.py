@@ -276,8 +276,10 @@ def release_here(run: RunDir) -> None:
 
 
 def _cancel(run: RunDir) -> CancelReport:
-    """End all processes of the run on this host, write its end if that is this host's to write, and return a report of
-    what was ended.
+    """End all processes of the run on this host, and return a report of what was ended.
+
+    The record that the attempt ended as cancelled is written, if there is none yet, by each host where they share no
+    disk, and else only by the host that leads the attempt.
     """
     from launcher.places.local.cluster import end_here  # late: only to end a run
 

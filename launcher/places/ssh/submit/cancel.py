@@ -30,7 +30,8 @@ def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> C
     """Cancel the run on every host at once and return a report, which names hosts that were not reached.
 
     Each host answers when no process of the run is left on it. Hosts in `gone` that do not answer are given up from now
-    on: the run may end without them. Raise Unreachable if ranks may be left on any other host.
+    on: the run may end without them. Raise Unreachable if ranks may be left on any other host, and Refused if the run
+    was never on a host in `gone` or is just being handed to its hosts.
     """
     known = run_hosts.everywhere(run)
     if strangers := sorted(set(gone) - known.keys()):

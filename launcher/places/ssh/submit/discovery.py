@@ -127,8 +127,9 @@ def _mirrored(found: FoundRun) -> Path | None:
 
 
 def _make(found: FoundRun, host: str, attempt: int, submitted: Submitted) -> None:
-    """Create a mirror with its first contents: the spec, the plan, and the addresses of the hosts. `host` is the one
-    that reported `submitted` and that the run's attempt number `attempt` is the newest.
+    """Create a mirror with its first contents: the spec, the plan, and the addresses of the hosts.
+
+    `host` has reported `submitted` (the spec and the hosts), and that the run's newest attempt is number `attempt`.
     """
     path = registry.adopted(found.id)
     plan = _plan(found, host, submitted)

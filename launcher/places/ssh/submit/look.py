@@ -140,11 +140,12 @@ def _judged(
 
 
 def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> bool:
-    """Return whether hosts that do not answer cannot change what the best report says: the run succeeded, or they are
-    too few to have continued it.
+    """Return whether hosts that do not answer cannot change what the best report says. `said` has each host's report,
+    or the error in its place.
 
-    One host alone never takes over; two may, of an attempt on three. The leader may have continued if others report
-    that they lost it; and any host may if the run was cancelled without it.
+    They cannot if the run succeeded, if it has ended and the hosts share a disk or half of them report the end, or if
+    the silent hosts are too few to have continued it: one alone never takes over; two may, of an attempt on three. The
+    leader may have continued if others report that they lost it; and any host may if the run was cancelled without it.
     """
     if best.head.state in (None, State.LOST, State.UNKNOWN, State.CANCELLED):
         return False
