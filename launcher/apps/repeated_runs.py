@@ -87,9 +87,10 @@ def name_of(wish: Request) -> RunId:
 
 
 def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
-    """Return the result of `act`, which waits for the run.
+    """Return the result of `act`, a function that waits for the run.
 
-    If it raises or is interrupted, the run is cancelled, and `tell` is called with a line that says so.
+    If `act` raises or is interrupted, call `tell` with a line that says that the run is cancelled, cancel the run, and
+    raise the exception again.
     """
     try:
         return act()

@@ -19,7 +19,7 @@ from launcher.wire.messages import End, Stop
 
 CLOSE_S = 30.0  # from Stop without grace to Stopped, for a node that reports all the while
 AFTER_GRACE_S = 10.0  # beyond the grace
-_MOST_IN_A_ROW = 4  # kills without a step in between that are gone through in place
+_MOST_IN_A_ROW = 4  # failures without a step in between after which survivors may continue in place
 
 
 class Aftermath:
@@ -72,9 +72,9 @@ class Aftermath:
     def may_continue_in_place(self, found: Verdict, who: str) -> bool:
         """Return whether the policy lets the surviving ranks continue in place, and record the failure if so.
 
-        `who` is a text that names survivors and replacements. A planned move is always allowed. The policy's delay is
-        skipped, because the survivors would be idle meanwhile. A few kills in a row while new ranks are still
-        connecting to the survivors are allowed; more than `_MOST_IN_A_ROW` without a step in between are not.
+        `who` is a text that names survivors and replacements. A planned move is always allowed, and recorded as no
+        failure. The policy's delay is skipped, because the survivors would be idle meanwhile. Up to `_MOST_IN_A_ROW`
+        failures without a completed step in between are allowed, as when ranks are killed while they still connect.
         """
         attempt, follows = self._attempt, f"a new generation follows, hot: {who}"
         if found.planned:
@@ -300,7 +300,9 @@ class Closer:
             attempt.ledger.send(node.index, Stop(attempt.current.number, 0.0))
 
     def exclude(self, node: KnownNode, why: str) -> None:
-        """Mark a node as faulty, so that it gets no more ranks, and record the reason `why` as an event."""
+        """Mark a node as faulty, so that it gets no more ranks, and record the reason `why` as an event. Ranks that it
+        has are not ended.
+        """
         node.fault = why
         text = f"node {node.index} is not used any more: {why}"
         self._attempt.ledger.record("agent_fault", text, node=node.index, cause=Cause.LAUNCHER_FAULT)

@@ -161,7 +161,9 @@ class Watch:
             self._closer.close(self._attempt.lost)
 
     def leave_out(self, node: KnownNode, evidence: str) -> None:
-        """Exclude a node whose devices are faulty or whose links are slow, as `evidence` says."""
+        """Exclude a node whose devices are faulty or whose links are slow, as `evidence` says. End its ranks, or those
+        of the whole generation if the other ranks cannot continue in place without them.
+        """
         attempt = self._attempt
         if node.unfit:
             return  # it is sent again after a network cut

@@ -149,8 +149,8 @@ def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
 
 
 def _take_over(path: Path, new: Path) -> Path | None:
-    """Rename an older attempt's folder for the new attempt and return the new path, or None if its agent has just
-    removed it.
+    """Rename `path`, an older attempt's folder, to `new`, its name for the new attempt, and return `new`. Return None
+    if the older attempt's agent has just removed the folder.
     """
     try:
         os.rename(path, new)

@@ -354,8 +354,8 @@ class Replication:
         self.fetched = (self.fetched or 0) + count
 
     async def _wait_for_others(self, start: Start) -> None:
-        """Wait until all members have the checkpoint: ranks that started early would wait for late ones with shorter
-        time limits.
+        """Wait until all members have the checkpoint's files. Ranks that started before that would wait for the others
+        as well, but with time limits of their own, which are shorter.
         """
         if start.group_rank == 0:
             await self._server.agreement.arrive(start.generation, self._node)

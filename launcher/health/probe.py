@@ -89,7 +89,7 @@ class Prober:
         await link.expect(Fine)
 
     async def _fetch(self, link: ReplicaLink, size: int) -> None:
-        """Receive `size` bytes from the peer and drop them."""
+        """Ask the peer for `size` bytes, receive all of them and drop them."""
         await link.take(Give(size), lambda offered: offered == size, _drop)
 
     async def _send(self, link: ReplicaLink, size: int) -> None:

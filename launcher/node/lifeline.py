@@ -135,8 +135,9 @@ class Lifeline:
         self._unsaid.clear()
 
     def heartbeat(self, heartbeat: messages.Heartbeat) -> None:
-        """Send the heartbeat with a new sequence number, without its ranks if they have not changed, and record when it
-        was sent. Drop it if there is no connection.
+        """Send the heartbeat with a new sequence number and record when it was sent, or drop it without a connection.
+
+        Its ranks are left out if they are as in the last heartbeat and the coordinator permits that (`welcomed`).
         """
         if self._wire is None:
             return

@@ -57,7 +57,7 @@ class Done:
 
 
 class ClosedAtTheEnd:
-    """A base class for objects that are closed at the end of a `with`."""
+    """A base class for objects whose `close` is called at the end of a `with`."""
 
     def __enter__(self) -> Self:
         return self

@@ -377,14 +377,14 @@ class SweepOptions(Struct, frozen=True):
     `failures` failed trials no new one starts.
     """
 
-    metric: str
+    metric: str  # the name of the metric by which trials are compared
     mode: str  # min, max
     search: str = "tpe"  # or the path of a CSV file of points
     trials: int | None = None  # None: all points of a grid or a file
     parallel: int = 1
     space: dict[str, Dimension] = {}
-    stop: EarlyStop = EarlyStop()
-    budget: SweepBudget = SweepBudget()
+    stop: EarlyStop = EarlyStop()  # when a trial with poor values is ended early
+    budget: SweepBudget = SweepBudget()  # the time after which no new trial starts
     failures: int | None = 5  # None: no limit
     seed: int | None = None  # None: random
 

@@ -102,7 +102,7 @@ class RunFacts:
     submitter: bool | None = False  # the process that opened the attempt lives; checked if no supervisor is known
     trouble: tuple[str, ...] = ()  # records that could not be read
     answer: ClusterAnswer | None = None  # what the cluster said about the job, if it was queried
-    avoided: tuple[Exclusion, ...] = ()
+    avoided: tuple[Exclusion, ...] = ()  # hosts that were lost, and that the run does not use for a while yet
     roles: tuple["RunFacts", ...] = ()  # facts about the side roles of a run of several programs
     no_room: str = ""  # why the disk of the run's folder takes no data, or ""
 

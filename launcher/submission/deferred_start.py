@@ -64,7 +64,8 @@ class DeferredStart(Strategy):
         """Open the attempt after `attempt` on the cluster `on`; return "", which tells the caller that nothing is left
         to wait for.
 
-        Raise LaunchError only if no attempt was opened.
+        Raise LaunchError only if no attempt was opened. If one was opened but not started, print the error: `launch
+        status` starts that attempt later. If a user cancels this attempt meanwhile, cancel the new one.
         """
         try:
             fetch_given_checkpoints(self.run)

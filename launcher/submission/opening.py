@@ -115,8 +115,9 @@ def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened]
 def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lambda _: None) -> list[tuple[RunId, Path]]:
     """Start a run for each request, in as few jobs as the cluster allows, and return their ids and folders.
 
-    `choose` is called with the ids and folders of each job before anything is written, so that the caller can record
-    them; it may raise an error.
+    `choose` is called with the ids and folders of each job's runs before anything of that job is written, so that the
+    caller can record them. It may raise an error: then that job and later ones are not started. The error that comes
+    after some runs were started names these.
     """
     opened = list[tuple[RunId, Path]]()
     groups = _together(wishes)

@@ -486,7 +486,9 @@ class WireServer(Generic[In, Out]):
             self._set_timer(handshake.since + self._handshake_s)
 
     def _advance(self, handshake: _Handshake) -> None:
-        """Read a peer's proof as far as it has come; serve the peer once it is complete and right."""
+        """Read a peer's proof as far as it has come; serve the peer once it is complete and right. Drop the peer if the
+        proof is wrong, the connection fails, or as many peers as allowed are being served.
+        """
         peer = handshake.peer
         try:
             if not handshake.advance():

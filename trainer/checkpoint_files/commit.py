@@ -145,10 +145,11 @@ def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | N
 
 
 def set_aside_partial(entry: Entry, token: FencingToken, run_dir: Path | None = None) -> None:
-    """Rename an incomplete checkpoint, so that its step can be saved again.
+    """Rename an incomplete checkpoint, if it exists, to a name under which it is not loaded.
 
-    `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too. Raises Fenced, CheckpointDamaged if
-    a fence is damaged, or OSError.
+    Its step can then be saved again. `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked as well
+    as that of the checkpoints. Raises Fenced if `token` is not the newest, CheckpointDamaged if a fence is damaged, or
+    OSError.
     """
     if os.path.lexists(entry.path):
         fence.check(entry.path.parent, token, run_dir)

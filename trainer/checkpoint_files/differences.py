@@ -92,11 +92,9 @@ class _Opened:
             read_exactly(self._files[file], view, at)
 
     def document(self, name: str) -> Any:
-        """Return the parsed JSON document of this name, its bytes if it is no JSON, or a marker if there is none.
+        """Return the parsed JSON document of this name, its bytes if it is no JSON, or _NO_PLACE if there is none.
 
-        The marker is the object _NO_PLACE.
-
-        Raises CheckpointDamaged.
+        Raises CheckpointDamaged if its file cannot be read.
         """
         tree = self.manifest.trees.get(name)
         if tree is None:

@@ -35,10 +35,11 @@ def expired(
     """Return the steps to delete: those older than the `keep` newest good ones.
 
     A step is good if these processes have loaded and so verified it, or have written it; a step that earlier processes
-    wrote does not count before it is loaded. While there are fewer than `keep` good ones, `keep` others that are older
-    stay as well, or a run that is cut short again and again would fill its disk. Steps in `spared` are never deleted.
-    Steps in `spoilt` have weights that are not finite: they do not count as good, and the `keep` newest of them stay.
-    Raises ValueError if `keep` is less than 1.
+    wrote does not count before it is loaded. While there are fewer than `keep` good ones, the `keep` newest of those
+    older than all of them stay as well, and only these, or a run that is cut short again and again would fill its disk.
+    Steps in `spared` are never deleted. Steps in `spoilt` have weights that are not finite: they do not count as good,
+    and the `keep` newest of them stay; if no step is good, only older ones of these are deleted. Raises ValueError if
+    `keep` is less than 1.
     """
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, got {keep}")

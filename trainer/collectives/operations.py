@@ -1,7 +1,8 @@
 """Prepare operations of torch.distributed on one rank, `at` its place in the group: buffers, call and expected result.
 
 The results are sums of small whole numbers, which are exact. A function that prepares an operation returns it with its
-buffers and the check of its result; the caller runs it.
+buffers and the check of its result (Prepared); the caller runs it. A Place has the process group, this rank's number
+in it, and how many values the operation is about.
 """
 
 from collections.abc import Callable
@@ -131,7 +132,7 @@ def all_reduce(at: Place) -> Prepared:
 
 
 def all_gather(at: Place) -> Prepared:
-    """Prepare an all-gather: every rank collects a part of each rank."""
+    """Prepare an all-gather: every rank gets the parts of all ranks, one after the other."""
     mine, got = at.of(at.index, at.each), at.empty(at.count)
     right = torch.cat([at.of(index, at.each) for index in range(at.many)])
     return Prepared(

@@ -35,7 +35,7 @@ class Fetching:
 
     @property
     def ahead(self) -> int:
-        """The number of tasks to keep waiting at each worker."""
+        """The number of tasks to keep waiting at each worker; 0 without workers."""
         return self.prefetch if self.workers else 0
 
     @property

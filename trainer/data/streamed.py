@@ -61,7 +61,7 @@ class Steps(Protocol):
 
 
 class Shared:
-    """Steps of a stream that every rank reads whole, with one reader."""
+    """Steps of a stream that every rank reads whole, with one reader in each rank."""
 
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
         self._reading, self._fetching = reading, fetching

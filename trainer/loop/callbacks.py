@@ -53,7 +53,10 @@ class Callback:
 
 
 class Callbacks:
-    """Several callbacks as one: each hook calls that of every callback, in their order."""
+    """Several callbacks as one: each hook calls the same hook of every callback, in their order.
+
+    `Callback` says when each hook is called. An exception in one callback is raised, and ends the call.
+    """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._named = _named(callbacks)

@@ -295,10 +295,11 @@ class Loop:
         self.phases.lap("optimizer")
 
     def _is_spike(self) -> bool:
-        """Return whether the step's loss is a spike (over `spike_factor` times the median), so its update is skipped.
+        """Return whether the step's loss is a spike, so that its update is skipped.
 
-        All ranks call it; they communicate if `spike_factor` is set. Raises NotFinite after more than `skip_limit`
-        spikes in a row.
+        A spike is over `spike_factor` times the median of recent losses. All ranks call it; they communicate if
+        `spike_factor` is set. `goes_back` is set if the loop is to go back to the last checkpoint. Raises NotFinite
+        after more than `skip_limit` spikes in a row.
         """
         spikes, step, settings = self.spikes, self.progress.step + 1, self.training.settings
         if spikes is None:

@@ -99,8 +99,8 @@ class DevicePhases:
     def take(self) -> Spent:
         """Return the time spent since the last call, and count from 0 again.
 
-        The result is (seconds by phase, seconds passed by the clock), both without validation. It waits for the GPU to
-        reach the last mark.
+        The result is (seconds by phase, seconds passed by the clock), both without the time of validation. It waits for
+        the GPU to finish the last phase that `lap` ended.
         """
         if self._marks:
             self._marks[-1][1].synchronize()

@@ -67,8 +67,8 @@ class Given:
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         """List in `changes` where a checkpoint's settings differ from the present ones.
 
-        The values of options of optimizers and schedules are then taken from the checkpoint, unless `hyperparameters`
-        is `given`.
+        Its values of options of optimizers and schedules count as the present ones from then on, unless the setting
+        `hyperparameters` is "given"; the optimizers themselves are not changed here.
         """
         self.changes = []
         for name in sorted(self._now.keys() & state.keys()):

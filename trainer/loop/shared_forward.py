@@ -43,7 +43,11 @@ class SharedForward:
         self._number = 0
 
     def take(self, forward: Any, *args: Any, **named: Any) -> Any:
-        """Return an earlier function's output for the same arguments, or else call `forward` and keep its output."""
+        """Return the output that an earlier function got in its pass of this number, if the arguments are the same.
+
+        Otherwise call `forward` and keep its output for later functions. Tensors that have changed since are not the
+        same.
+        """
         number, given = self._number, (args, named)
         self._number += 1
         if number < len(self._passes) and self._passes[number].is_of(given):

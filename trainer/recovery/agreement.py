@@ -64,9 +64,11 @@ def holder_of(rank: int, ranks_per_node: int) -> int | None:
 
 
 def agree(reports: Sequence[RankReport], ranks_per_node: int | None = None) -> Agreement | str:
-    """Return the agreement, computed alike on all ranks, or, as text, why exact continuation is impossible.
+    """Return the step to continue from and which ranks send what to which, the same on all ranks.
 
-    `reports` are those of all ranks, in their order. Without `ranks_per_node` all ranks are on one node.
+    If exact continuation is impossible, return the reason as text. `reports` are those of all ranks, in their order.
+    The copy of a rank's state is on the node before its own, which is found by `ranks_per_node` (None: all ranks are on
+    one node, and there are no copies).
     """
     if any(one.old_place is not None and one.old_place != (rank, len(reports)) for rank, one in enumerate(reports)):
         return _agree_resized(reports, ranks_per_node or len(reports))

@@ -178,7 +178,11 @@ def _kept(name: str, value: Any, parameter: Tensor) -> Any:
 
 
 def _laid_out_like(value: Any, parameter: Tensor) -> Any:
-    """Return a copy of an optimizer's value for `parameter`; a Sharded piece becomes a tensor sharded like it."""
+    """Return a copy of a value that an optimizer keeps for `parameter`, such as a moment.
+
+    A Sharded, which has this rank's piece only, becomes a tensor that is sharded like the parameter. Values that are no
+    tensors are returned as they are.
+    """
     if isinstance(value, Sharded):
         made = torch.empty_like(parameter, dtype=value.piece.dtype, requires_grad=False)
         _piece(made).copy_(value.piece)

@@ -40,7 +40,8 @@ Answer = dict[str, Any]
 def serve_batches(server: MessageSocket, service: Service, model: Any, threads: int, number: int) -> None:
     """Report that this worker is ready, then answer batches over `server` until the server closes.
 
-    Torch uses `threads` threads, and worker number `number` its own GPU.
+    Torch uses `threads` threads. The model is moved to the GPU of worker `number`, which several workers share if there
+    are fewer GPUs than workers.
     """
     torch.set_num_threads(threads)
     model = on_device(model, number)

@@ -101,7 +101,7 @@ class Cuts(Protocol):
         """Return a sample to measure with, or None if nothing is to be measured now."""
 
     def keep(self, cut: Cut) -> None:
-        """Save a measured cut for this training."""
+        """Save a measured cut, so that `kept` returns it after a restart of this training."""
 
 
 def cut_by_layers(parts: Sequence[str], layers: Sequence[str], stages: int) -> Rows:

@@ -81,8 +81,8 @@ def add_prediction_options(parser: argparse.ArgumentParser) -> None:
 def schedule(kind: str, warmup_steps: int) -> Callable[[Optimizer, int | None], LambdaLR]:
     """Return a function that makes a scheduler of an optimizer and the total number of steps (None: unknown).
 
-    The rate rises linearly for `warmup_steps`. Then `constant` (`kind`) keeps it, and `cosine` lowers it to 0 by half a
-    cosine, if the total is known.
+    The rate rises linearly for `warmup_steps`. Then it stays if `kind` is "constant" or the total is unknown, and is
+    lowered to 0 by half a cosine if `kind` is "cosine".
     """
 
     def make(optimizer: Optimizer, total_steps: int | None) -> LambdaLR:

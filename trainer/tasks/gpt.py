@@ -169,7 +169,7 @@ def _prediction(settings: Settings, shape: Shape, text: Text) -> Prediction:
 def sample(shape: Shape, weights: Mapping[str, Tensor], count: int, seed: int) -> str:
     """Return `count` bytes of text that the transformer generates after a line break, with `seed` for its draws.
 
-    `shape` are its sizes, and `weights` its weights by name.
+    `shape` are its sizes, and `weights` its weights by name. Bytes that are no UTF-8 become replacement characters.
     """
     model = Transformer(shape).eval()
     put_weights(model, weights)

@@ -252,7 +252,10 @@ def _answered_shards(
 
 
 def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterator[tuple[Any, bool]]:
-    """Yield this rank's batches from a loader, each with True, as it is no filler; end if a stop was asked for."""
+    """Yield (batch, True) for each of this rank's batches; end, and close the queue, if a stop was asked for.
+
+    True says that the batch's results count: `_in_step` adds batches with False, which only keep ranks in step.
+    """
     loader = DataLoader(
         prediction.dataset,
         batch_sampler=queue,

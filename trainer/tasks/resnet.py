@@ -142,7 +142,7 @@ def answer(model: nn.Module, batch: Pair) -> tuple[list[Line], list[float]]:
 
 
 def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
-    """Return a function that makes the optimizer, SGD with momentum."""
+    """Return a function that makes the optimizer of given parameters: SGD, with the options of the command line."""
 
     def make(parameters: Any) -> Optimizer:
         """Return SGD with momentum."""

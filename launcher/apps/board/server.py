@@ -382,7 +382,7 @@ def _life(question: _Question) -> Life:
 
 
 def _checkpoints(question: _Question) -> BoardCheckpoints:
-    """Return the checkpoints of the run in the request."""
+    """Return the checkpoints of the run in the request; raise NoSuchRun if there is no such run."""
     one = _asked_run(question)
     return board_checkpoints(one, question.feed.runs.known(one).status.checkpoint)
 

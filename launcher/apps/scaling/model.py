@@ -112,7 +112,7 @@ class Fitted:
 def fitted(observed: Sequence[Observed], *, weak: bool) -> Fitted | None:
     """Return the fitted model, or None if fewer than two numbers of ranks were measured.
 
-    With `weak`, each rank keeps its share of the work.
+    With `weak`, each rank has the same work for any number of ranks; else the ranks share a fixed amount of work.
     """
     if len({one.ranks for one in observed}) < 2:
         return None

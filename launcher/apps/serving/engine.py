@@ -389,7 +389,9 @@ class WorkerGroup:
         return group
 
     async def dismiss(self, *, at_once: bool = False) -> None:
-        """Let the workers finish their batches, then end them and their pool; with `at_once`, end them now."""
+        """Let the workers finish their batches, then end them and their pool; with `at_once`, end them now. Return once
+        all have ended.
+        """
         self._working = False
         for slot in self._slots:
             slot.cancel()

@@ -68,7 +68,7 @@ class SweepRecord(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """How many trials are wanted in total so far; the user may add some."""
+    """How many trials the sweep is to have in all, those that have ended included; the user may add some later."""
 
     trials: int
 

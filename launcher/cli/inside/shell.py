@@ -21,5 +21,8 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `launch shell` and return its exit code."""
+    """Run `launch shell` until the shell exits, and return the shell's exit code.
+
+    Raise Refused if the rank does not run.
+    """
     return run_beside_rank(options, [])

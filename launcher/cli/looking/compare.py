@@ -151,8 +151,8 @@ def _text(value: Value) -> str:
 
 
 def _code(found: Comparison, one: CodeComparison, most: int | None) -> list[str]:
-    """Return the lines on how a run's code differs from that of the first run; at most `most` lines of diff, None for
-    all.
+    """Return the lines on how the code of a run, other than the first in `found`, differs from the first one's, with at
+    most `most` lines of diff (None: all).
     """
     of_two = f"code: {found.runs[0]} → {one.run}"
     commits = dict(zip(found.runs, found.commits, strict=True))

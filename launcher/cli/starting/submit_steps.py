@@ -14,8 +14,9 @@ from launcher.errors import BadInput, Exit
 
 
 def submit_steps(options: argparse.Namespace) -> int:
-    """Start the graph, or show what would be started, and return the exit code. Raise BadInput if the file is not the
-    only one, or with --repeat.
+    """Start a run for each step of the file, or with --dry-run show what would be started, and return the exit code.
+
+    Raise BadInput if more than one file is given, or --repeat.
     """
     if len(options.specs) > 1 or options.repeat is not None:
         what = "--repeat" if options.repeat is not None else "other files"

@@ -221,7 +221,10 @@ def _as_job(options: argparse.Namespace) -> int:
 
 
 def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
-    """Forward requests from a local address to the serving run, until Ctrl-C; return the exit code."""
+    """Forward requests from a local address to the run `job`, which serves a model, until Ctrl-C; return the exit code.
+
+    Wait first until the run serves. It goes on after Ctrl-C.
+    """
     from launcher.apps.serving.as_job import WayToJob  # late: with it
     from launcher.apps.web.keys import origin  # late: with it
     from launcher.apps.web.listening import listen  # late: with it

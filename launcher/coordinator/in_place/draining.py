@@ -268,8 +268,8 @@ class Drainer:
         return self._moving is not None
 
     def _settle(self, node: KnownNode) -> None:
-        """Record whether the ranks of `node` have moved to another node; called once the generation after the move
-        runs.
+        """Record as an event that the ranks of `node` have moved, or, if it still has ranks, that they do not move; the
+        move is over then. It is called once the ranks of the next generation run.
         """
         self._forget()
         members = self._attempt.current.members

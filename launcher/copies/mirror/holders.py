@@ -86,8 +86,8 @@ class Holders:
         self._holders, self._held = holders, held
 
     def newest_first(self, step: int | None = None, kind: Kind = "step") -> list[Held]:
-        """Return the checkpoints of this kind, or only that of `step`, of which every file is on some disk, this
-        machine's included.
+        """Return the checkpoints of this kind of which every file is on some machine, this one included, the newest
+        first. With `step`, return only those of that step.
         """
         return newest_first([*self._held.values(), partial.inventory(self.home)], step, kind)
 

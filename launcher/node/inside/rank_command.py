@@ -230,8 +230,9 @@ def resize(terminal: int, window: Window) -> None:
 
 
 def _bind_to_parent(parent: int, *, terminal: bool) -> None:
-    """Run in the new process: have the kernel kill it when `parent` dies, and with `terminal` make its stdin the
-    controlling terminal.
+    """Have the kernel kill this process when `parent` dies, and with `terminal` make stdin its controlling terminal.
+
+    It is called in the new process, before that becomes the command.
     """
     die_with(parent)
     if terminal:

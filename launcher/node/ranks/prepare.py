@@ -42,8 +42,9 @@ _MOST_LETTERS = 100
 
 
 class SetupFailed(LaunchError):
-    """Raised when the user's `run.setup` fails on this node, or, with an empty log, when the user's interpreter cannot
-    run ranks.
+    """Raised when the user's `run.setup` fails on this node, or when the user's interpreter cannot run ranks.
+
+    `log` is the path of the setup's log relative to the run's folder; it is "" if the interpreter is the reason.
     """
 
     def __init__(self, text: str, log: str) -> None:
@@ -398,8 +399,8 @@ def _importing(names: Sequence[str]) -> str:
 
 
 async def _once_disk_has_room(start: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `start`, repeated for as long as the disk is too full for its log. Until then this node
-    sends heartbeats but is not ready.
+    """Return the result of `start`, which is called again after a pause for as long as the disk takes no data for a log
+    (OSError). Meanwhile this node sends heartbeats but is not ready. Any other error is raised.
     """
     while True:
         try:

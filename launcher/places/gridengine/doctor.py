@@ -111,5 +111,5 @@ def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str])
 
 
 def _shown(*option: str) -> dict[str, str]:
-    """Return the settings by name that `qconf` prints for this option."""
+    """Return the settings by name that `qconf` prints when called with `option`; raise Unreachable if it fails."""
     return read_settings(ask(["qconf", *option]).out)

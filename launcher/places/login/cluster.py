@@ -80,7 +80,9 @@ class LoginCluster(Place):
         refuse_links_out(code)
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what a node of the cluster offers, as the login node reports it."""
+        """Return what a node of the cluster offers to a run of this spec, as the login node reports it. A second call
+        in a row for the same spec does not ask again.
+        """
         if self._offered is None or self._offered[0] != spec:
             address, without = address_for(spec.login), [secret.name for secret in spec.secrets]
             request = AskMachine(address.on, spec)

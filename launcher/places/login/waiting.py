@@ -64,7 +64,9 @@ def runs_folder(address: Address) -> str:
 
 
 def release(run: RunDir, attempt: AttemptDir) -> None:
-    """Release the held run on its login node; raise Refused if it is not there yet."""
+    """Release the run on its login node, where it was submitted to be held. Raise Refused if it is not there yet, and
+    another LaunchError if the login node does not answer or refuses.
+    """
     handle = readable(attempt.handle, Handle)
     there = handle.run_there() if handle is not None else None
     if there is None:

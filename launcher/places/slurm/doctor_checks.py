@@ -86,8 +86,8 @@ def strangers(partitions: Sequence[Partition], wanted: str | None) -> list[str]:
 
 
 def _node_findings(partition: str, nodes: Sequence[Node]) -> Iterable[Finding]:
-    """Yield one finding about how many nodes of the partition take no jobs: a problem if none takes any, a warning if
-    more than a tenth do not.
+    """Yield one finding about how many of `nodes`, those of the partition, take no jobs: a problem if none takes any or
+    there are no nodes, a warning if more than a tenth take none, else OK.
     """
     gone = [node for node in nodes if not node.takes_jobs]
     if not nodes:
@@ -185,10 +185,10 @@ def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedit
 
 
 def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
-    """Return the finding whether Slurm requeues runs: a warning if it does not show `default`, its setting JobRequeue.
+    """Return the finding whether Slurm requeues runs. It is a warning if `default` is None.
 
-    `expedites` is True if runs use Slurm's expedited requeue, by which a job that loses a node is requeued at once and
-    comes first.
+    `default` is Slurm's setting JobRequeue, or None if Slurm does not show it. `expedites` is True if runs use Slurm's
+    expedited requeue, by which a job that loses a node is requeued at once and comes first.
     """
     how = (
         "; after a lost node at once and first (enable_expedited_requeue), so its jobs end with exit code 0"

@@ -23,8 +23,8 @@ _STEP_S = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make the waiting job `argv[0]` start `argv[1]` seconds from now, on none of the hosts that follow in `argv`;
-    return 0 if Slurm accepted that, else 1.
+    """Make the waiting job `argv[0]` start `argv[1]` seconds from now, but at least 3, on none of the hosts that follow
+    in `argv`. Return 0 once Slurm has accepted that, or 1 if it cannot be reached or has not within 30 seconds.
     """
     job, delay_s, *hosts = argv
     start = f"now+{max(_SAFE_S, round(float(delay_s)))}"

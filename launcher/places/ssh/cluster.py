@@ -55,8 +55,9 @@ class SshCluster(Place):
         return offered([*self._found.values()], gpus, shared=spec.ssh.shared)
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem for each setting of `spec.queue` that a pool does not support, and for each run in
-        `awaited`, which this one is to follow, that no host of the pool can see.
+        """Return a problem for each setting of `spec.queue` that a pool does not support, and one more if no host of
+        the pool has on its disks all of `awaited`, the runs that this one is to follow; those that have ended as
+        awaited are not counted.
         """
         return [*not_taken(spec.queue, ("priority", "after", "hold", "at"), self.kind), *unseen(spec.ssh, awaited)]
 

@@ -95,7 +95,7 @@ class Supervisors(msgspec.Struct, frozen=True, tag="roster"):
 
 
 class GoAhead(msgspec.Struct, frozen=True, tag="go"):
-    """Tell the supervisor to begin. → None"""
+    """Tell the supervisor that Open started on the host to begin the attempt. → None"""
 
 
 class ListRuns(msgspec.Struct, frozen=True, tag="runs"):

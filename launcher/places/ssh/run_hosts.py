@@ -59,7 +59,9 @@ def give_up(run: RunDir, hosts: Collection[str]) -> None:
 
 
 def take_back(run: RunDir, hosts: Collection[str]) -> None:
-    """Undo `give_up` for hosts that answered after all, and have their files fetched again."""
+    """Record that `hosts` answered after all, so that those a user gave up as gone for good count as hosts of the run
+    again. If there are any, have all attempts' files fetched again.
+    """
     before = _records(run)
     kept = [one for one in before if one.host not in hosts]
     if len(kept) < len(before):

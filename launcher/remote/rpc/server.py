@@ -165,11 +165,11 @@ def _tell_exactly(size: int, pieces: Iterable[bytes], tell: Callable[[bytes], ob
 
 
 def _about_trees(request: Have | Tree, body: Body) -> bool:
-    """Store the tree in a Tree request, or look for that of a Have request; return whether the tree is then stored here
-    completely.
+    """Store the files in a Tree request, or look for those of a Have request; return whether all of them are stored
+    here now.
 
-    Storing also deletes old trees. Raise BadInput for an invalid request or tree, and OSError if the tree cannot be
-    written.
+    A tree is the files of a project, stored under their digest. Storing one also deletes old ones. Raise BadInput for
+    an invalid request or tree, and OSError if the tree cannot be written.
     """
     from launcher.remote.shipping import kept_trees  # late: nothing else that is asked needs it
 

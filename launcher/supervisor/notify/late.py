@@ -34,9 +34,11 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 def notify_of_end(run: RunDir, status: RunStatus) -> Iterator[Delivery]:
-    """Send the notification of the run's end to each recipient that has not received it, and yield each result; send
-    none if the run's own processes may still send it, or another process does. Raise Damaged or OSError if the records
-    cannot be read.
+    """Send the notification of the run's end to each recipient that has not received it, and yield each result; nothing
+    is sent before the first result is asked for.
+
+    Send none if the run's own processes may still send it, another process is sending now, or the run was cancelled.
+    Raise Damaged or OSError if the records cannot be read.
     """
     what = readable(run.notify, Notifying)
     if what is None or not _is_late(run, status, time.time()):

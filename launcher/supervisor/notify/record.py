@@ -70,7 +70,7 @@ class Notifying(msgspec.Struct, frozen=True):
 
     recipients: tuple[Recipient, ...]
     on: tuple[str, ...]  # of started, restarted, stalled, ended
-    restarts: int = 3
+    restarts: int = 3  # `restarted` is sent once there are more than this since the user's submit or resume
     stalled_after_s: float = 600.0
     mail: MailServer | None = None
 

@@ -237,7 +237,9 @@ def _first_role(run: RunDir, number: int) -> str:
 
 
 def _glance_of(role: RunDir) -> Glance:
-    """Return the records of a role, which are in the role's own folder."""
+    """Return the records of a role by which notifications are chosen: its events, its state, and the end of its newest
+    attempt. They are in the role's own folder.
+    """
     last = newest(role)
     end = readable(last.end, AttemptEnd) if last is not None else None
     return Glance(_events(role), readable(role.state, RunState), end)

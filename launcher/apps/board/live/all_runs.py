@@ -149,8 +149,8 @@ class AllRuns:
             self._ask_for_files(key, known.run)
 
     def _ask_for_files(self, key: str, one: api.Run) -> None:
-        """Start to fetch a run's files from another machine in a thread, unless the fetch `key`, one for each run, is
-        under way.
+        """Start to fetch a run's files from another machine in a thread, unless that is under way already; `key` names
+        the fetch, and is the same for each fetch of a run.
         """
 
         def renewed() -> list[RunStatus]:

@@ -50,9 +50,9 @@ class MeasuredRuns:
 
     @contextmanager
     def glimpsed(self, one: api.Run) -> Iterator[MeasuredRun | None]:
-        """Yield a sample of the points of a run's metrics, to draw before all of a long run's files are read.
+        """Yield a sample of a run's metrics, to draw before all of a long run's files are read.
 
-        Yield None if all of them are in memory, their files are shorter than `limits.long_bytes`, or the sample is
+        Yield None if all its metrics are in memory, their files are shorter than `limits.long_bytes`, or the sample is
         empty. Threads that read whole runs pause meanwhile, because Python's threads share one interpreter.
         """
         run = RunDir(one.path)

@@ -198,7 +198,8 @@ class MeasuredRun:
         return sum(len(one.steps) * (2 + len(one.columns)) for one in (self._reported, self._written))
 
     def points(self, name: str) -> Iterator[tuple[int, float, float]]:
-        """Yield (step, Unix time, value) of each point in order; the time is 0 if it is not known.
+        """Yield (step, Unix time, value) of each point of the metric `name`, in order of steps; the time is 0 if it is
+        not known. Yield nothing for a name without values.
 
         For a step with a value in the agents' reports and another in the trainer's files, the trainer's is yielded.
         """

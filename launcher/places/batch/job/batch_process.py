@@ -78,7 +78,7 @@ class JobEndRequests:
 
     def next_check(self) -> float | None:
         """Return the time, by `time.monotonic`, at which `to_end` has to be called again: at the next look for
-        `stop.json`, or when ranks should begin to save before the time limit.
+        `stop.json`, or when ranks should begin to save before the time limit. It is never None here.
         """
         return min(self._look_at, self._limit_at)
 

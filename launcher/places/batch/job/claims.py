@@ -24,7 +24,8 @@ def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = Non
     """Return the attempt that this start of the job runs. Print why and return None if there is none: the newest
     attempt belongs to another job, the run has ended or was cancelled, or no further attempt may start here.
 
-    `killed_by` is the signal that killed the previous batch process of the same start, or None.
+    `killed_by` is the signal that killed the previous batch process of the same start, or None. It is recorded as the
+    cause if that process has written no end of its attempt; with None the scheduler is asked for the cause.
     """
     attempt = newest(run)
     if attempt is None:

@@ -199,10 +199,11 @@ class TakeOver:
         self._supervisor.lose_leader()
 
     def look(self) -> int | None:
-        """Ask all hosts for their state, and do one of three things: follow the leader if it is back, wait for another
-        host that is next in line, or else take over. Raise Fenced if the run continues without this host.
+        """Ask all hosts for their state; follow the leader if it is back, wait if another host is next in line, or else
+        take over. Raise Fenced if the run continues without this host.
 
-        Return the number of the next attempt, or None if there is none yet.
+        Return the number of the next attempt if this host has opened it by taking over, else None. If too few hosts for
+        that are in reach for too long, the attempt's end is written on this host.
         """
         supervisor = self._supervisor
         own, answers = supervisor.status(), statuses(supervisor.rpc.ask(Ask(), limit_s=HEAR_S))

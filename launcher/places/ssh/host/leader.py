@@ -320,7 +320,9 @@ def send_end(supervisor: SupervisorState) -> Sequence[int]:
 
 
 def send_end_to_others(supervisor: SupervisorState) -> None:
-    """Send how the attempt ended, and remember the hosts that did not accept it, to be informed later."""
+    """Send to the other hosts how the attempt ended, and note in `to_be_told` those that did not accept it, so that
+    another process informs them later.
+    """
     supervisor.to_be_told = send_end(supervisor)
 
 

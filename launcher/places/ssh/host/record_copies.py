@@ -68,8 +68,9 @@ class RoleAttempt(NamedTuple):
 
 
 def opens(name: str) -> RoleAttempt | None:
-    """Return the attempt of a role whose coordinator's address is the record that messages call `name`, or None if
-    `name` is any other record.
+    """Return the role's attempt that opens with a record, or None if the record opens none.
+
+    `name` is the record's name in messages. The record that opens an attempt is the address of its coordinator.
     """
     found = _OF_ROLE.fullmatch(name)
     return RoleAttempt(found["role"], int(found["attempt"])) if found and found["record"] == ENDPOINT else None
@@ -100,7 +101,9 @@ def replicated(run: RunDir, attempt: AttemptDir, roles: Collection[str] = ()) ->
 
 @functools.cache
 def is_within(attempt: AttemptDir, role: str, of_role: AttemptDir) -> bool:
-    """Return whether the role's attempt `of_role` was opened within the run's attempt `attempt`."""
+    """Return whether the attempt `of_role` of the role `role` was opened within the run's attempt `attempt`, as its
+    token shows.
+    """
     whole, own = readable(attempt.intent, Intent), readable(of_role.intent, Intent)
     return (
         whole is not None

@@ -103,8 +103,9 @@ class RolesOnHost:
         return attempt if intent is not None and intent.token == token else None
 
     def _copied(self, run: RunDir) -> AttemptDir | None:
-        """Return the role's attempt whose records the leader has sent, or None if it has sent none. Write the attempt's
-        intent here, with a token derived from the run's secret, as the leader sends no token.
+        """Return the attempt whose records the leader has sent for the role with the run folder `run`, or None if it
+        has sent none. Write the attempt's intent here, with a token derived from the run's secret, as the leader sends
+        no token.
         """
         number = self._supervisor.roles_opened.get(run.path.name)
         if number is None:

@@ -252,7 +252,7 @@ def _logs(attempt: AttemptDir, most_bytes: int = _MOST_OF_LOGS) -> Iterator[tail
 
 
 def _with_files(found: Sequence[tails.Tail], answer: object) -> WithBytes:
-    """Return the answer with the contents of the files attached."""
+    """Return the answer to a request, with the pieces of files in `found` to send after it."""
     return WithBytes(answer, sum(len(one.content) for one in found), [one.content for one in found])
 
 
@@ -292,6 +292,9 @@ def _cancel(run: RunDir) -> CancelReport:
 
 
 def _leader_was_here(attempt: AttemptDir) -> bool:
-    """Return whether this host leads the attempt; on a shared disk only the leader knows how the run ended."""
+    """Return whether this host leads the attempt, or no host is recorded as its leader; for hosts that share a disk.
+
+    Only the leader of such hosts may write how the run ended.
+    """
     handle = readable(attempt.handle, Handle)
     return handle is None or handle.supervisor is None or alive(handle.supervisor) is not None

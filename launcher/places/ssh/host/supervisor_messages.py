@@ -71,12 +71,12 @@ class Prepare(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
 
 
 class Commit(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
-    """Tell a host that has prepared to begin, as all hosts have prepared; or, without `by_all`, that it may release its
-    slots again.
+    """The leader's message to hosts that keep their slots for an attempt (see Prepare): all hosts do, so begin; or, if
+    `by_all` is False, not all do, and the slots may be released.
     """
 
     attempt: Number
-    by_all: bool
+    by_all: bool  # all hosts have prepared
 
 
 class RecordsSaid(msgspec.Struct, frozen=True, array_like=True):

@@ -172,10 +172,11 @@ class SupervisorRpc:
     async def _ask_all(
         self, question: SupervisorQuestion, whom: Sequence[int], limit_s: float
     ) -> dict[int, SupervisorReply]:
-        """Ask the hosts at the same time and return the answers that came, by host number.
+        """Ask the hosts at the same time and return the answers that came within `limit_s` seconds, by host number.
 
-        A host that is silent is waited for only briefly. An Ask to it goes on in the background, as an answer, however
-        late, shows that the host is back. A Replica is not sent late, because a newer one may have overtaken it.
+        A host that did not answer before is waited for only briefly (`_SILENT_S`) if the question is an Ask (for the
+        host's state) or a Replica (a piece of a record). The Ask goes on in the background, as an answer, however late,
+        shows that the host is back. The Replica is given up, because a newer one may have overtaken it.
         """
         asking: dict[int, asyncio.Task[SupervisorReply | None]] = {}
         silent = {number for number in whom if self._gone_since.get(self._peers[number]) == inf}
@@ -217,5 +218,7 @@ class SupervisorRpc:
 
 @functools.cache
 def addresses_of(host: str) -> frozenset[str]:
-    """Return the addresses that a host's name resolves to, from which its connections come."""
+    """Return the addresses that a host's name resolves to, from which its connections come. Raise OSError if the name
+    cannot be resolved; the first result is kept.
+    """
     return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))

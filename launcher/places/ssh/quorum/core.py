@@ -158,7 +158,8 @@ class Voter:
     def against_vote(self, asked: RequestVote, mine: Records, *, hears_leader: bool) -> str:
         """Return why the vote is refused, or "" if it is given.
 
-        `mine` are this host's records. With `hears_leader`, its leader is not silent and no other host gets the vote.
+        `mine` are this host's records. `hears_leader` says that its leader is not silent; only that leader gets the
+        vote then.
         """
         if (asked.attempt, asked.candidate) == self.voted:
             return ""  # the answer was lost, and is given again
@@ -239,7 +240,9 @@ class Voter:
         return replace(self, openings=self.openings[-1:])
 
     def _against_leader(self, attempt: int, leader: Host) -> str:
-        """Return why a message of the leader is refused because this host voted for another, or ""."""
+        """Return why a message of `leader`, which leads attempt `attempt`, is refused, or "" if it is not. It is
+        refused if this host has voted in a newer attempt, or for another host in this one.
+        """
         if self.voted[0] > attempt:
             return f"attempt {self.voted[0]} has its vote"
         if self.voted[0] == attempt and self.voted[1] != leader:
