@@ -84,9 +84,9 @@ class _Reader:
             self.stack.append(argument)
 
     def _gather(self, name: str) -> None:
-        """Execute an opcode that joins items of the stack to a list, tuple or dict.
+        """Execute the opcode `name`, which joins items at the top of the stack to a list, tuple or dict.
 
-        Raises NotPlain if they do not fit.
+        It makes a new one of them, or adds them to the one below them. Raises NotPlain if they do not fit.
         """
         stack = self.stack
         count = _GATHERED[name]

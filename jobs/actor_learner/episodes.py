@@ -49,7 +49,10 @@ class Episodes:
                 self.changed.notify_all()
 
     def deliver(self, step: int, number: int, episode: Any) -> None:
-        """Add a played episode; an episode of another step, from before a restart, is dropped."""
+        """Keep the played episode `number` of `step`; if it was delivered before, the later one counts.
+
+        An episode of another step, from before a restart, is dropped, as is a number that the step does not have.
+        """
         with self.changed:
             if step == self.step and 0 <= number < self.count:
                 self.played[number] = episode

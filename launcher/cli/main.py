@@ -250,7 +250,9 @@ def _print_unexpected(error: Exception) -> Exit:
 
 
 def _hint_to_move(file: object) -> str:
-    """Return a hint which variable moves the launcher's own files elsewhere, if `file` is one of them; else ""."""
+    """Return a hint for an error with `file`: if that is the launcher's own, the environment variable that sets another
+    folder for such files, else "".
+    """
     from launcher.run.registry import variable_of  # late: only for an error
 
     name = variable_of(os.fsdecode(file)) if isinstance(file, str | bytes | os.PathLike) else None

@@ -224,7 +224,7 @@ class Inquiry:
             self._close(silent or [generation.ranks[number] for number in found.ranks])
 
     def _with_gpus(self, look: RankLook) -> RankLook:
-        """Return `look` with the load of the rank's GPUs added, from the node's newest sample."""
+        """Return `look` with the load of the rank's GPUs added, from the node's newest sample, if there is one."""
         load = self._attempt.nodes[look.node].load
         if load is None:
             return look

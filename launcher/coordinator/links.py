@@ -164,7 +164,9 @@ class Links:
             attempt.ledger.send(one, CheckLink(self._number, peer))
 
     def _take(self, link: MeasuredLink) -> None:
-        """Keep the faster one of this and any earlier measurement of the pair, and record which agents made it."""
+        """Keep the faster one of this and any earlier measurement of the pair, and record for both nodes which agent
+        was measured.
+        """
         self._found[link.pair] = better(self._found.get(link.pair), link)
         for index in link.pair:
             self._looked_at[index] = self._agent(index)

@@ -256,7 +256,9 @@ class NodeTable:
         self.look_at = min(self.look_at, node.stale_until)
 
     def forget_stale_agent(self, node: KnownNode) -> None:
-        """Stop tracking the node's previous agent, once it has exited or turned out to be the one that reports now."""
+        """Stop tracking the node's previous agent. Call it once that agent has exited, or turns out to be the same one
+        that reports now.
+        """
         node.stale_agent = None
         self.look_at = min(self.look_at, node.heard_at + self._lease_s)
 

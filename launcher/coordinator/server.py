@@ -119,7 +119,7 @@ class CopyHold:
         return awaited == self._awaited and self._copies.copied >= history_bytes
 
     def release(self) -> list[Out]:
-        """Stop holding messages back, and return those that were."""
+        """Stop holding messages back, and return those that were held, in their order, for the caller to carry out."""
         held, self._held, self._is_new, self.holds_end = self._held or [], None, False, False
         return held
 
@@ -366,7 +366,9 @@ class CoordinatorServer:
                     self.ended.set_result(Exit(end.exit_code))
 
     def _set_timer(self) -> None:
-        """Set the timer for the state machine's next deadline."""
+        """Set the timer for the state machine's next deadline, instead of an earlier one; there is no timer without a
+        deadline or after the attempt's end.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

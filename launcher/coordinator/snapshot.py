@@ -185,7 +185,9 @@ def _rank_state(rank: Rank, generation: Generation, stopping: bool) -> RankState
 
 
 def _rank_word(rank: Rank, generation: Generation, stopping: bool) -> str:
-    """Return the state of a rank as one of `failed`, `done`, `stopping` (if `stopping`), `starting`, `running`."""
+    """Return the state of a rank: `failed` (also if it was lost) or `done` once it has ended; before that `stopping` if
+    `stopping` is True, else `starting` while its node starts its ranks, else `running`.
+    """
     if rank.exit is not None:
         return "failed" if failed(rank.exit) else "done"
     if rank.lost:

@@ -209,8 +209,9 @@ def _is_own(path: str) -> bool:
 
 
 def _cpp_exception(kind: str, after: Sequence[str]) -> ExceptionReport:
-    """Return the exception of type `kind` that the C++ runtime reported before it aborted the process; its message is
-    in one of the log's lines `after` the report, if any.
+    """Return the exception of type `kind` that the C++ runtime reported before it aborted the process.
+
+    Its message is taken from the lines of the log `after` that report; if none has it, only the type is returned.
     """
     what = next((said["text"] for line in after if (said := _WHAT.match(line))), "")
     line = f"{kind}: {what}" if what else kind

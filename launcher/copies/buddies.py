@@ -104,8 +104,8 @@ class Buddies:
             self._say(Noted(self._node, "copy_failed", f"of ranks that start on node {self._node}: {_said(error)}"))
 
     async def follow(self, start: Start) -> None:
-        """Keep copies of the snapshots of the previous node in the ring of `start`, in the background from now on,
-        instead of those for an earlier generation.
+        """Stop copying for an earlier generation, and from now on copy in the background the snapshots of the node
+        before this one in the ring of `start`; copy none if there is no such node.
         """
         await self._stop_keeping()
         self._noted = 0

@@ -66,8 +66,8 @@ class ReplicaLink:
         return await self.receive(lambda peer: work(peer, offer.size))
 
     async def receive(self, work: Callable[[socket.socket], T]) -> T:
-        """Tell the peer to send, run `work` on the socket in a thread until it has received everything, and return its
-        result.
+        """Send the peer the message Go, on which it sends its bytes, run `work` on the socket in a thread until all are
+        received, and return its result.
         """
         self._wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await self.send(Go())

@@ -91,7 +91,7 @@ class Replication:
         await self._server.start()
 
     async def close(self) -> None:
-        """Stop copying and serving checkpoints."""
+        """Stop copying and serving checkpoints: cut off what is under way, and do not wait for threads."""
         if self._looking is not None:
             self._looking.cancel()
         await self._copier.close()

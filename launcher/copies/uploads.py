@@ -156,7 +156,8 @@ class _Work:
 
     def run(self) -> None:
         """Upload each checkpoint that `checkpoint.copy_to_every` of the spec selects, until `stop` is called or the
-        run's last checkpoint is in the store.
+        run's last checkpoint is in the store. After an error try again, after growing pauses; give up only if the
+        store's package is missing.
         """
         lower_priority()
         store, wait_s = None, self._rules.retry_s

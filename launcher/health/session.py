@@ -24,7 +24,7 @@ _MOST_BYTES, _MOST_ITEMS, _LONGEST_WORD = 1_000_000, 1000, 4096
 class Session(Protocol):
     """A machine that answers questions; only one thread at a time may ask."""
 
-    name: str
+    name: str  # of the machine
 
     def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
         """Send the request `words` and return its answer, decoded as `answer`; raise Unreachable if the machine's

@@ -47,8 +47,8 @@ class RankNews(NamedTuple):
         return cls(heartbeat.generation, ranks, tuple(at - one.idle_s for one in heartbeat.ranks))
 
     def repeats(self, before: "RankNews | None") -> bool:
-        """Return whether the ranks and their states are those in `before`, and no rank has been active since. Return
-        False if `before` is None.
+        """Return whether the ranks and their states are those in `before`, and no rank has reported or printed anything
+        since. Return False if `before` is None or there are no ranks.
 
         A rank that waits in a breakpoint never counts as unchanged: the coordinator has to learn at once that the other
         ranks wait for it and do not hang.
@@ -94,7 +94,9 @@ class Lifeline:
 
     @property
     def heartbeat_turn_s(self) -> float:
-        """Return the shortest time in seconds between two heartbeats, which applies while ranks report something."""
+        """Return the shortest time in seconds between two heartbeats, which applies if ranks report something new; else
+        the next one is sent after `heartbeat_s`.
+        """
         return heartbeat_turn_s(self._lease_s, len(self._home.plan.nodes))
 
     def send(self, message: ToCoordinator) -> None:

@@ -455,7 +455,7 @@ def mapped_code() -> set[str]:
 
 
 def flush_streams() -> None:
-    """Flush stdout and stderr."""
+    """Flush stdout and stderr, except one that is closed or does not exist."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
@@ -894,14 +894,16 @@ def hide_our_frames() -> None:
 
 
 class FlightReader(importlib.abc.MetaPathFinder):
-    """The thread of a rank that answers which collectives the rank has entered, even while the main thread waits. It is
-    an import hook as well, because it starts with the first process group of torch.
+    """The thread of a rank that answers where the rank is and which collectives it has entered, even while the main
+    thread waits. It is an import hook as well, so that it can start with the first process group of torch.
 
-    A question is a line in a FIFO beside the rank's own: a number that the asker chooses, which the answer, a file next
-    to it, repeats. With `times` before it, it asks only when collectives were entered, and the answer is another file.
+    A question is a line in a FIFO beside the rank's own. It is a number that the asker chooses; the answer, a JSON file
+    beside the FIFO, repeats it. With `times` before the number the line asks only when collectives were entered, and
+    that answer is in a file of its own.
     """
 
-    OF, AFTER = "torch.distributed.distributed_c10d", "_update_default_pg"  # called once a process group exists
+    # A module of torch, and the function in it that torch calls once a process group exists.
+    OF, AFTER = "torch.distributed.distributed_c10d", "_update_default_pg"
 
     def __init__(self) -> None:
         self._order: Optional[Order] = None
@@ -1475,8 +1477,11 @@ class Zygote:
             self._end()
 
     def _start_supervisor(self, words: dict[str, Any]) -> None:
-        """Fork the supervisor of a run that `words` describe through a process that ends at once, so that the
-        supervisor is not a child of this process.
+        """Fork a run's supervisor, through a process that ends at once, so that the supervisor is not a child of this
+        process. Answer that it was forked, or why not.
+
+        `words` are those of the request: the fields of `Supervisor` (command line, environment, run directory, numbers
+        of descriptors), and `op`. The descriptors came with the request.
         """
         fds, self._handed = self._handed, []
         del words["op"]

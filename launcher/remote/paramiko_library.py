@@ -87,7 +87,9 @@ class ParamikoConnection(paramiko.Transport):
         return _came(agreed, deadline)
 
     def offer(self, user: str, key: Key, deadline: float) -> KeyAnswer:
-        """Try to log in as `user` with the key until the deadline, and return the host's answer."""
+        """Try to log in as `user` with the key, and return the host's answer: NONE if there is none by `deadline`, NO
+        also if the connection breaks. After MORE, `wants` names the methods that the host wants besides.
+        """
         answered = threading.Event()
         try:
             self.auth_publickey(user, key, answered)

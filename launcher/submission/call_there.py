@@ -54,7 +54,7 @@ def loaded(module: str, python: tuple[int, int]) -> Any:
     """Return (function, positional arguments, keyword arguments) from the pickle beside this file.
 
     The function is None if it is to be imported from `module`. If `module` is "", it was pickled by a Python of version
-    `python`; raise RuntimeError if this process has another version.
+    `python` (major, minor); raise RuntimeError if this process has another version, which may not read it.
     """
     if not module and sys.version_info[:2] != python:
         here, there = (f"{major}.{minor}" for major, minor in (sys.version_info[:2], python))

@@ -66,8 +66,8 @@ def open_runs(
     """Start one run of each file or, unless `repeat` is None, `repeat` runs of each; return their ids and folders.
 
     Everything is checked before any run is created. Runs that the cluster `on` can take as one job become one. An error
-    after some were created names them (`LaunchError.runs`). `roots` gives the project folder of each file that lies
-    outside of it; `beside` are files to add to the project's code, by their names in it.
+    after some were created names them (`LaunchError.runs`). `roots` has the project's folder for each file that lies
+    outside its project; `beside` are files to add to the project's code, by their names in it.
     """
     look = partial(read_request, on=on, overrides=overrides, beside=beside)
     looks = [partial(look, file, root=roots.get(file)) for file in files]

@@ -48,8 +48,10 @@ def unlisted(run: RunDir) -> set[str]:
 
 
 class Replacement:
-    """Resumes a run that has lost hosts once the pool's command names others. It is polled by a command that follows
-    the run, and `resume` is called to open the next attempt; the command is run at most every `every_s` seconds.
+    """Resumes a run that has ended for lack of hosts, once the pool's command names others, by a call of `resume`.
+
+    A command that follows the run, such as `launch wait`, calls `poll` with each status that it reads; the pool's
+    command is run at most every `every_s` seconds.
     """
 
     def __init__(self, run: RunDir, resume: Callable[[], object], every_s: float = ASK_EVERY_S) -> None:

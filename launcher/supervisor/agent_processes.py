@@ -443,8 +443,9 @@ def agent_process(
 ) -> AgentProcess:
     """Return an object for a node's agent process on this machine; it is not running yet.
 
-    `keep` are descriptors that it inherits. `gpus` lists the GPUs that it may use; with None the plan decides, or it
-    may use all. The coordinator, if it runs in this agent, sets `records_due` when there are new records.
+    `keep` are descriptors that it inherits. `gpus` lists the GPUs that it may use; with None the plan and
+    CUDA_VISIBLE_DEVICES decide. The coordinator, if it runs in this agent, sets `records_due` when there are new
+    records.
     """
     argv = _argv(plan.run_dir, str(attempt.number), node)
     environment = _environment(os.environ, plan.run_dir)

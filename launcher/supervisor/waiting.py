@@ -97,7 +97,9 @@ def has_happened(one: AwaitedRun) -> bool:
 
 
 def ended_as(one: AwaitedRun) -> State | None:
-    """Return the state in which the awaited run ended, or None if it has not ended or was resumed since."""
+    """Return the state in which the awaited run ended. Return None if it has not ended, has been resumed since, or has
+    no readable record of its state.
+    """
     run = RunDir(Path(one.run_dir))
     said, attempt = readable(run.state, RunState), newest(run)
     resumed = said is not None and attempt is not None and attempt.number > said.attempt

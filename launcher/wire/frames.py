@@ -315,7 +315,7 @@ class _Inbox:
         self._wait()
 
     def add(self, lines: _Lines) -> None:
-        """Read this connection from now on."""
+        """Read this connection from now on: call its `read` when something has arrived, in place of the event loop."""
         lines.pause()
         self._lines[lines.descriptor] = lines
         self._epoll.register(lines.descriptor, select.EPOLLIN)

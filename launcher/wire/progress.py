@@ -227,7 +227,9 @@ def _is_step(value: int | None) -> bool:
 
 
 class ProgressPipe:
-    """The agent's end of one rank's FIFO."""
+    """The agent's end of one rank's FIFO: it creates the FIFO, records each line from the rank in `progress`, and calls
+    `on_report` if some were reports. The event loop calls it whenever the rank has written.
+    """
 
     def __init__(self, path: Path, progress: Progress, on_report: Callable[[], None]) -> None:
         path.unlink(missing_ok=True)

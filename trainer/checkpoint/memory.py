@@ -57,9 +57,10 @@ class MemoryTier:
         return [(step, manifest.nonce) for step, manifest in found if manifest is not None]
 
     def manifest(self, step: int, world: World) -> Manifest | None:
-        """Return the manifest of the snapshot of a step that was saved by exactly the ranks on this node now.
+        """Return the manifest of this node's snapshot of a step.
 
-        Returns None if there is none, it is damaged, or its weights are not finite.
+        Returns None if there is none, if it is damaged or its weights are not finite, or if it was saved by other ranks
+        than those on this node now, or in a world of another size.
         """
         try:
             manifest = catalog.read_manifest(self.entry(step))

@@ -47,8 +47,9 @@ def load_model_together(
 ) -> int:
     """Load weights on all ranks, which all call it, from the checkpoint that rank 0 chooses, and return its step.
 
-    `folder` holds checkpoints, or is one. The choice is the newest complete one, with `best` the best one, or that of
-    `step`. Raises TrainerError if that of `step` is damaged, if none is complete, or if it is of another model.
+    `folder` holds checkpoints, or is one. The choice is the checkpoint of `step`; without a step it is the newest
+    complete one, or with `best` the best one. Raises TrainerError if that of `step` is damaged, if none is complete, or
+    if it is of another model.
     """
     found = call_on_first(world, lambda: load_model(module, folder, step, best=best))
     if not world.is_first:

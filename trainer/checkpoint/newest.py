@@ -30,9 +30,10 @@ class NewestState:
         self._spoilt = False  # a damaged checkpoint was read into the objects: they are no longer what they began as
 
     def load(self, memory: MemoryTier | None) -> Loaded | None:
-        """Load the newest state into the objects and return facts about it, or None if there is none.
+        """Load the newest state into the model and the other objects, and return facts about it; None if there is none.
 
-        `memory` has the snapshots of this node, if there are any. All ranks call it. Raises TrainerError if the
+        `memory` has the snapshots of this node; they are used if they are newer than the disk's. All ranks call it.
+        Raises TrainerError if the
         checkpoint is of another model, or if none is left once parts of a damaged one have been read into the objects.
         """
         loaded = None if memory is None else self._load_from_memory(memory)

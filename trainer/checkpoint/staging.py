@@ -20,7 +20,7 @@ class Staging:
         self._reserving: threading.Thread | None = None
 
     def reserve(self, size: int) -> None:
-        """Start to allocate a buffer of `size` bytes in the background; later calls wait for it.
+        """Start to allocate at least `size` bytes in the background; the next `reserve` or `fill` waits for it.
 
         It is done ahead, as the first touch of a page costs far more than copying into it.
         """

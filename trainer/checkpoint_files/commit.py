@@ -173,10 +173,11 @@ def publish_best(
 def place_best(
     source: Entry, token: FencingToken, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
 ) -> list[Path]:
-    """Make a checkpoint the best one, without removing the previous best ones, and return their folders, for `remove`.
+    """Make a checkpoint the best one, and return the folders of the previous best ones, for the caller to `remove`.
 
-    The files are hard links where the disk allows, else copies. `info` is added to the manifest; `run_dir` is the run's
-    folder, whose FENCE (the newest attempt) is checked too. Raises Fenced, OSError or CheckpointDamaged.
+    The files are hard links where the disk allows, else copies. `token` is this start's own, `info` is added to the
+    manifest, and `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too. Raises Fenced if a
+    newer start or attempt exists, OSError or CheckpointDamaged.
     """
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)

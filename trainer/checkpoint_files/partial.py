@@ -162,9 +162,10 @@ def receive(
 ) -> None:
     """Write a copy of one file and the checkpoint's manifest into the checkpoint directory `folder`.
 
-    `manifest` is the encoded manifest, `name` the file's name in it, and `chunks` the file's bytes. Both are synced and
-    compared when this returns. Raises CheckpointDamaged if the bytes are not those of the manifest, FileExistsError if
-    another checkpoint of this step is here, and OSError; no part of the file is left then.
+    `manifest` is the encoded manifest, `name` the file's name in it, `chunks` the file's bytes, and `kind` the kind of
+    checkpoint. Once this returns, both files are synced, and the bytes had the size and digest in the manifest. Raises
+    CheckpointDamaged if they have not, FileExistsError if another checkpoint of this step is here, and OSError; no part
+    of the file is left then.
     """
     whole = decode(manifest)
     file = next((file for file in whole.files if file.name == name), None)

@@ -44,7 +44,7 @@ class Fetching:
         return self.pin_memory and torch.cuda.is_available()
 
     def pin(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
-        """Yield the items, in page-locked memory if `pins`; with workers a thread copies them."""
+        """Yield the items or, if `pins`, copies in page-locked memory; with workers a thread copies some ahead."""
         if not self.pins:
             return items
         if not self.workers:

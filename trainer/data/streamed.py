@@ -245,7 +245,10 @@ class Streamed:
         return done  # whether there is more of a stream is known only when it is read on
 
     def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:
-        """Restore a position after `done` samples of `epoch`; return `done`."""
+        """Restore the position in `state`, as `state_dict` returned it after `done` samples of `epoch`; return `done`.
+
+        Other sources return another number if less or more of the epoch counts as done now.
+        """
         self.close()
         self._after = self._how.loaded(state["stream"], epoch, done)
         return done

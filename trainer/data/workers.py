@@ -110,7 +110,10 @@ class Workers:
         self._at_exit()
 
     def _receive(self, worker: int) -> Any:
-        """Return the worker's next answer. Raises TrainerError, which says how the worker ended, if it has."""
+        """Wait for the worker's next answer, which is to its oldest open request, and return it.
+
+        Raises TrainerError, which says how the worker ended, if it has.
+        """
         member = self._workers[worker]
         try:
             answer = member.answers.recv()

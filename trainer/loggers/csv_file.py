@@ -58,7 +58,7 @@ class CsvLogger(Callback):
         self._add(training.step, values)
 
     def _open(self, training: Training) -> None:
-        """Open the table on rank 0 and read the rows that are in it; do nothing in a dev run (`fast_dev_run`).
+        """Open the table on rank 0 and read the rows of earlier starts; do nothing in a dev run (`fast_dev_run`).
 
         Raises BadSettings for a file that is no such table.
         """

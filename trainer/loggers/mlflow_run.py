@@ -17,7 +17,7 @@ _STRANGE = re.compile(r"[^\w.\- :/]")
 class MlflowLogger(TrackingLogger):
     """A callback that logs to a run of MLflow, which restarted processes find by its tag `training_id`.
 
-    The run's metric `step` is the last step that it has.
+    The run's metric `step` says up to which step MLflow has all values; only later steps are sent.
     """
 
     package = "mlflow"

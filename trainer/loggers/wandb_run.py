@@ -41,7 +41,7 @@ class WandbLogger(TrackingLogger):
 
 
 class WandbRun:
-    """The connection of a running training to its W&B run."""
+    """The connection of a running training to its W&B run; call `open`, then `send`, and `close` at the end."""
 
     def __init__(self, about: About, options: Mapping[str, Any]) -> None:
         import wandb  # late: an optional package, and slow to import
@@ -54,7 +54,10 @@ class WandbRun:
         self._next = 0  # the first step that the run does not have
 
     def open(self) -> None:
-        """Start or resume the run."""
+        """Start the run, or resume it if W&B has one with the training's id, and look up its next step.
+
+        Raises what W&B raises, as without a login.
+        """
         os.makedirs(self._folder, exist_ok=True)  # W&B takes a temporary folder where there is none
         self._run = self._wandb.init(**self._options)
         self._next = self._run.starting_step

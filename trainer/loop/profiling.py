@@ -22,8 +22,8 @@ Report = Callable[[Training, Mapping[str, float]], None]
 class MarkedPhases:
     """A stopwatch of a step's phases, such as `data`, that also marks the end of each phase in the trace.
 
-    It counts by another stopwatch, `phases`. A `Spent` is a pair: the seconds of each phase, and those that passed in
-    all.
+    The time itself is counted by `phases`, the stopwatch that is used without a trace. A `Spent` is a pair: the seconds
+    of each phase, and those that passed in all.
     """
 
     def __init__(self, phases: Phases) -> None:

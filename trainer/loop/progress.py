@@ -36,7 +36,7 @@ class Progress:
         return self._seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters; the reason for ending the training is left out if it is not to last over restarts."""
+        """Return the counters, and the reason for ending the training: "" if that does not count after a restart."""
         return {
             "step": self.step,
             "epoch": self.epoch,

@@ -78,7 +78,10 @@ class Survivor:
 
     @classmethod
     def of(cls, world: World, settings: Settings, *, made: bool) -> "Survivor":
-        """Return a Survivor for this rank; `made` is True if a function made the model."""
+        """Return a Survivor for this rank.
+
+        `made` is True if the user gave a function that makes the model, and can make it again, instead of a model.
+        """
         launched, loads = Launched.from_environment(), settings.strategy in PARTITIONED
         member = Membership.sole_user(world)
         arriving = world.rejoined and member is not None

@@ -118,7 +118,10 @@ class Answers:
         return self._path(_name(shard)).read_bytes()
 
     def keep_shard(self, shard: range, content: bytes) -> None:
-        """Write a shard's file, whose bytes were read on another disk."""
+        """Write the file of a shard with `content`, its bytes as another rank read them from its own disk.
+
+        A file that the shard has here already is replaced.
+        """
         self._write(self._path(_name(shard)), [content])
 
     def put(self, shard: range, lines: Sequence[Line], values: Sequence[float]) -> None:

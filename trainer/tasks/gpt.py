@@ -143,7 +143,7 @@ def answer(model: nn.Module, batch: Tensor) -> tuple[list[Line], list[float]]:
 
 
 def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
-    """Return a function that makes the optimizer, AdamW."""
+    """Return a function that makes AdamW for given parameters, with the learning rate and weight decay of `options`."""
 
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
         """Return AdamW with weight decay for matrices only."""

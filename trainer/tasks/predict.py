@@ -152,8 +152,8 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
 class Queue:
     """The shards that are still to do; each rank takes the next one when it is ready, so that all end together.
 
-    Among ranks that work on the same samples the first one takes a shard, and the others read the shard's number from
-    torch's store, in the same order.
+    Ranks that work on the same samples get the same shards: the first of them takes a shard and writes its number to
+    torch's store, where the others read the numbers in that order.
     """
 
     def __init__(self, shards: Sequence[range], batch_size: int, world: World) -> None:

@@ -149,8 +149,8 @@ class BoardCheckpoint(msgspec.Struct, frozen=True):
 
 
 class BoardCheckpoints(msgspec.Struct, frozen=True):
-    """The checkpoints of a run. `error` says why some could not be read; `by_script` describes one in the script's own
-    format.
+    """The checkpoints of a run. `error` says why some could not be read, and `by_script` describes one in the script's
+    own format; each is "" if there is none.
     """
 
     checkpoints: list[BoardCheckpoint]

@@ -21,12 +21,11 @@ class Judgement(StrEnum):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """A planned kill and its effect. `missed` says why it was not made, or is ""; `rank` is None if a whole node was
-    killed. `step` and `checkpoint` are how far the run was, `went_on_from` is the step from which it resumed,
-    `steps_again` how many it repeated, and `next_step_s` the time until its next step.
+    """A planned kill of a rank, or of everything on a node, and its effect on the run. If it was not made, only
+    `planned_step` and `missed` are set.
     """
 
-    planned_step: int
+    planned_step: int  # the kill was to follow once this step was done
     missed: str = ""  # why nothing was killed, or ""
     rank: int | None = None  # None: everything of the run on `node`
     node: int = 0
@@ -34,7 +33,7 @@ class Kill(msgspec.Struct, frozen=True):
     generation: int = 0
     at: float = 0.0  # Unix time
     step: int | None = None  # the last step before the kill
-    checkpoint: int | None = None  # the newest before the kill
+    checkpoint: int | None = None  # the step of the newest before the kill
     went_on_from: int | None = None  # the step from which the run resumed
     steps_again: int | None = None  # how many steps it repeated
     next_step_s: float | None = None  # from the kill to the end of the next step

@@ -190,8 +190,10 @@ def _refuse_unknown(names: Sequence[str]) -> None:
 
 
 def _chosen(names: Sequence[str], recovery_mode: str) -> dict[str, Mode]:
-    """Return the modes (ways to kill and restart) by name: those in `names` or, if it is empty, those that are usual
-    for the spec's `recovery.mode`, with the overrides that are usual for them.
+    """Return the modes (ways to kill and restart) by name: those in `names` or, if it is empty, those whose `usual_for`
+    has the spec's `recovery.mode`.
+
+    In the second case a mode gets its `usual_overrides`, if it has any, in place of its overrides of the spec.
     """
     if names:
         return {name: mode for name, mode in MODES.items() if name in names}
@@ -249,7 +251,10 @@ class _Proving:
         return finished(run, to_its_end(run, run.wait, self.tell)), run
 
     def _disturbed(self, name: str, mode: Mode, alone: FinishedRun) -> ComparedRun:
-        """Make a run with the kills of the mode called `name`, and compare it with the undisturbed run `alone`."""
+        """Make a run with the kills of the mode called `name`, and compare it with the undisturbed run `alone`.
+
+        If they differ, compare also with a second undisturbed run, which shows whether the kills are the cause.
+        """
         plan = planned(self.seed, name, self.kills, alone.status.step or 0, alone.first_saved)
         holds = held_at(plan, max(1, len(alone.status.ranks)))
         run = self._start(name, (*mode.overrides, f"env.{HOLDS}={holds}"))

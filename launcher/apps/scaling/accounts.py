@@ -143,8 +143,8 @@ def _ranks(point: ScaledRun) -> str:
 
 
 def unsteady(points: Sequence[ScaledRun]) -> list[str]:
-    """Return a warning if the speed varied by more than 30 % of its median within a training, which makes all
-    results uncertain; else an empty list.
+    """Return a list of one warning, which names the points within which the speed varied by more than 30 % of its
+    median, because that makes all results uncertain; an empty list if there are none.
     """
     some = {
         f"{point.strategy}, {point.scaling}, {_ranks(point)} ({rate.low:.4g} to {rate.high:.4g})"

@@ -127,8 +127,8 @@ class Batcher(Generic[Client]):
         return first.since if len(self._queue) >= self._size else first.since + self._wait_s
 
     def take(self, now: float) -> list[WantedAnswer[Client]]:
-        """Take the batch that is due at time `now` from the queue, for an idle worker; return an empty list if none is
-        due.
+        """Take the batch that is due at time `now` from the queue, at most `size` inputs, for an idle worker; return an
+        empty list if none is due. The inputs count as being computed from then on.
         """
         due = self.due_at()
         if due is None or now < due:

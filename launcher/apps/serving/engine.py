@@ -245,7 +245,11 @@ class Engine:
             self._timer = loop.call_at(due, self._pump)
 
     async def _run(self, worker: ServingWorker, batch: Sequence[WantedAnswer[AnswerFuture]]) -> None:
-        """Have a worker compute a batch, and pass the answers to the clients."""
+        """Have a worker compute a batch, and pass the answers to the clients.
+
+        If the worker ended before it read the batch, queue the batch again; if it ended later, the clients get
+        WorkerLost.
+        """
         loop = asyncio.get_running_loop()
         began, step = loop.time(), worker.step
         try:

@@ -148,8 +148,8 @@ def _usual(value: Any) -> Any:
 
 
 def _one_of(values: Any, where: str) -> Any:
-    """Return the msgspec type for an enum; raise BadInput, which names the part `where` of the schema, for values that
-    are not supported.
+    """Return the msgspec type for `values`, the list under a schema's `enum`. Raise BadInput, which names the part
+    `where` of the schema, unless it is a list of strings and whole numbers that is not empty.
     """
     if not isinstance(values, list) or not values or not all(isinstance(one, str | int) for one in values):
         _refuse(where, "expected strings or whole numbers in `enum`")

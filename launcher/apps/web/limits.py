@@ -60,9 +60,10 @@ class UnprovedConnections(Generic[Held]):
                 del self._counts[address]
 
     def oldest(self, address: str, may_go: Callable[[Held], bool] = lambda _: True) -> Held | None:
-        """Return the oldest connection that may be dropped, for which `may_go` returns True; None if there is none.
+        """Return the oldest connection to drop, one for which `may_go` returns True; None if there is none.
 
-        It is from `address` if that has more than `per_address`, else from the address that has the most.
+        Only connections of one address are considered: of `address` if it has more than `per_address`, else of the
+        address that has the most.
         """
         if not self._address_of:
             return None

@@ -124,7 +124,10 @@ class Door:
         return True
 
     def _accept(self) -> None:
-        """Accept waiting connections, a few in each turn of the event loop."""
+        """Accept a few of the waiting connections; the event loop calls this again in its next turn for the others.
+
+        If no more files can be opened, drop the oldest connection and pause.
+        """
         # So few in one turn of the loop that a handshake, which takes several, has ended before they are the oldest.
         for _ in range(max(1, self.limits.per_address // 16)):
             try:

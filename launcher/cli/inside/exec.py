@@ -63,7 +63,7 @@ def node_of(one: api.Run, rank: int) -> int:
 
 
 def _few(numbers: "list[int]") -> str:
-    """Return sorted numbers as short text, such as `0 to 3` or `0, 2`."""
+    """Return sorted numbers as text: consecutive ones as `0 to 3`, others one by one, as in `0, 2`."""
     whole = numbers == [*range(numbers[0], numbers[-1] + 1)] and len(numbers) > 1
     return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
 

@@ -155,8 +155,8 @@ def _for_script(script: str, file: Path) -> str:
 
 
 def _write_schema(file: Path) -> None:
-    """Write the JSON Schema of specs to `file`, and let git ignore the folder that contains it; create the folder if it
-    does not exist. Raise Refused if that fails.
+    """Write the JSON Schema of specs to `file`, and let git ignore everything in its folder, which is created if it is
+    missing. Raise Refused if that fails.
     """
     made = not file.parent.exists()
     try:

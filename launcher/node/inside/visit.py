@@ -176,7 +176,7 @@ class Visit(ClosedAtTheEnd):
         return message
 
     def _broken(self, what: str) -> LaunchError:
-        """Return the error for a connection that broke, with `what` as its text and the last lines that the host
-        printed.
+        """Return the error for a connection that broke: `what` says how, and the last lines that the host printed
+        follow.
         """
         return Broken(f"{self._running.who}: {what}", *self._running.last_error_lines(4))

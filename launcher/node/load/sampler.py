@@ -236,8 +236,10 @@ def _number(path: Path) -> int:
 
 
 class Sampler:
-    """A thread that samples the load of a node every five seconds; it calls `ranks` for the pids of the live ranks by
-    rank number.
+    """A thread that samples the load of a node and its ranks every five seconds; it calls `ranks` for the pids of the
+    live ranks by rank number.
+
+    `fresh` returns the newest sample, for the heartbeat; while ranks run, samples are also written to a file.
     """
 
     def __init__(self, node: NodePlan, ranks: Callable[[], Pids], kept: MetricsFile | None = None) -> None:

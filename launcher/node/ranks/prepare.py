@@ -202,8 +202,10 @@ class Preparation:
             await asyncio.sleep(rest_s)
 
     async def renew(self) -> None:
-        """Replace a zygote that has died: by its standby, or else by a new zygote. Concurrent callers wait for one
-        replacement.
+        """Replace the zygote if it has died: by its standby, or else by a new zygote. If neither can start, ranks are
+        started by new interpreters.
+
+        Callers at the same time wait for one replacement.
         """
         await asyncio.wait([self._renewal])  # its zygote may have been killed with the ranks of a generation
         if self._zygote is not None and self._zygote.gone.is_set() and self._renewal.done():
@@ -330,7 +332,9 @@ class Preparation:
         return None
 
     def _decline(self) -> None:
-        """Close the connection to the zygote that came with this agent, if it was not taken into use; that ends it."""
+        """End the zygote that was offered to this agent at its start, by closing the connection to it. Do nothing if
+        none was offered, or if the agent has accepted it.
+        """
         if self._offered is not None:
             os.close(self._offered.fd)
             self._offered = None

@@ -166,9 +166,11 @@ class ZygoteLink:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def fork(self, order: Order, tell: TellDeath) -> int:
-        """Fork a rank and return its pid; `tell` is called with its death.
+        """Have the zygote fork the rank that `order` describes, and return its pid; `tell` is called once the rank has
+        ended.
 
-        Raise ForkRefused, or ZygoteGone if the zygote has ended.
+        Raise ForkRefused, or ZygoteGone if the zygote has ended. If the caller is cancelled, the rank is forked all the
+        same.
         """
         if self.gone.is_set():
             raise ZygoteGone("the zygote is gone")

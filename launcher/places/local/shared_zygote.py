@@ -139,8 +139,9 @@ class SharedZygote:
 
 
 def _environment(plan: Plan, folder: Path) -> dict[str, str]:
-    """Return the zygote's environment: what the agents of the runs that share it have in common. `folder`, which has
-    their `code/`, stands in it for a run's folder.
+    """Return the environment in which the zygote starts, which has what is common to the agents of its runs.
+
+    Paths that lie in the run's folder for an agent lie in `folder` here, which contains the code of these runs.
     """
     node, shared = plan.nodes[0], msgspec.structs.replace(plan, run_dir=str(folder))
     interface = interface_of(node.address) if node.address else None
@@ -150,8 +151,8 @@ def _environment(plan: Plan, folder: Path) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Lending:
-    """The objects that this process shares among its runs: the zygote, and in `expected` the supervisor that was
-    started in advance, with the folder of its run.
+    """The objects that this process shares among its runs: the zygote and, in `expected`, a supervisor that was
+    started before its run existed, with the folder that the run will have.
     """
 
     zygote: SharedZygote | None = None

@@ -317,10 +317,10 @@ def _answer_about(
     address: Address, run: RunDir, attempt: AttemptDir, there: str, answer: dict[str, RunNews] | LaunchError
 ) -> ClusterAnswer:
     """Return the login node's answer about an attempt in the form of any cluster, and write the records that came with
-    it. `answer` has the news of runs by their ids on the login node at `address`; if it is an error, return the last
-    answer with that as the reason.
+    it. `answer` has the news of runs by their ids on the login node at `address`, where this run's id is `there`.
 
-    `there` is this run's id on the login node.
+    If `answer` is an error or lacks the run, or its records cannot be written, return the answer that was recorded
+    last, with the reason why there is no newer one.
     """
     if isinstance(answer, LaunchError):
         why = "; ".join(line.strip() for line in answer.lines if not line.startswith("hint:"))

@@ -123,7 +123,8 @@ def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
     """Copy new logs and metrics from one login node; `here` has the size in bytes of each file on this machine. Raise
     LaunchError for data that were not requested, and Unreachable if there is more than can be fetched at once.
 
-    If attempts on other machines may have metrics files of the same names, the attempt's number is added to the names.
+    If earlier attempts were elsewhere, their metrics files may have the same names, so `remote.first`, the number of
+    the first attempt on this login node, is added to the names.
     """
     mark = f".a{remote.first:04d}.jsonl" if remote.first > 1 else ".jsonl"
     known = {

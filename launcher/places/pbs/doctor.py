@@ -53,8 +53,8 @@ class PbsDoctor(BatchDoctor):
             yield ok("lost hosts", "jobs of a lost first host are put back by the server")
 
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
-        """Return the qsub command that reads the script of a trial of `nodes` nodes and `limit_minutes` from stdin,
-        with the options `chosen`.
+        """Return the qsub command that reads the script of a trial from stdin. The trial gets `nodes` nodes for at most
+        `limit_minutes`, and the `queue`, `project` and `account` that `chosen` has.
         """
         argv = ["qsub", "-N", "launch-doctor", "-S", "/bin/sh", "-j", "oe", "-o", "/dev/null", "-r", "y"]
         argv += ["-l", f"select={nodes}:ncpus=1", "-l", "place=scatter", "-l", f"walltime={60 * limit_minutes}"]

@@ -137,7 +137,9 @@ class SshCluster(Place):
         return cancel.cancel(run, attempt, gone=gone)
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
-        """Let the run's next attempts use the named hosts again that it has excluded, or with no names all of them."""
+        """Let the run's next attempts use hosts again that the run has excluded: those in `hosts`, or all if it is
+        empty.
+        """
         cancel.include_hosts(run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":

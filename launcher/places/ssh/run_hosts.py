@@ -78,5 +78,5 @@ def _handed(of: Sequence[AttemptDir]) -> Iterator[tuple[int, Place]]:
 
 
 def _records(run: RunDir) -> list[Gone]:
-    """Return the records of which hosts users gave up, oldest first."""
+    """Return a record for each host of the run that a user gave up, in the order in which they were given up."""
     return read_record(run.gone, list[Gone]) or []

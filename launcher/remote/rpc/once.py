@@ -31,7 +31,9 @@ Start = Callable[[Callable[[Runs], None]], Runs]
 
 
 class Token:
-    """The records about one token, by which its request is carried out only once, even if the client repeats it."""
+    """The records about one token: which runs its request was about to start, and the outcome. By them the request is
+    carried out only once, even if the client repeats it.
+    """
 
     def __init__(self, folder: Path, token: str) -> None:
         if not _TOKEN.fullmatch(token):

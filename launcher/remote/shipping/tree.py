@@ -43,7 +43,7 @@ def digest_of(code: CodeList) -> str:
 
 
 def entries(code: CodeList) -> tuple[FileEntry, ...]:
-    """Return the list of files in the form in which it is sent."""
+    """Return an entry for each file of `code`, in its order, with names in the form in which they are sent."""
     return tuple(
         FileEntry(_wired(file.path), file.size, file.executable, None if file.link is None else _wired(file.link))
         for file in code.files

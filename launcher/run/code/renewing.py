@@ -59,8 +59,11 @@ def swap(run: RunDir, attempt: AttemptDir, frozen: Collection[str]) -> None:
 
 
 def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
-    """Finish a swap of the code that a killed submitter left half done; do nothing if none is. Ranks' outputs that were
-    not moved yet stay with the old code.
+    """Make the code that is staged in `attempt` the run's code, and move the old code to the previous attempt; do
+    nothing if none is staged.
+
+    It is the end of `swap`, or repeats that for a submitter that was killed meanwhile: then outputs of ranks which it
+    had not moved yet stay with the old code.
     """
     if not attempt.code.is_dir():
         return

@@ -53,8 +53,9 @@ def pause_after(tries: int, after_s: float = 0.0) -> float:
 
 
 class RecipientThread:
-    """A thread that sends messages to one recipient in order, and records for each whether it was delivered or given
-    up.
+    """A thread that sends messages to one recipient in order, and records for each whether it was delivered.
+
+    A message that fails is tried again, after growing pauses, for six hours; the ones after it wait.
     """
 
     def __init__(self, recipient: Recipient, send: Send, note: Note, clock: Callable[[], float] = boottime) -> None:
@@ -108,9 +109,8 @@ class RecipientThread:
             return None if self._stopped else self._waiting[0]
 
     def _deliver(self, message: Message, since: float) -> None:
-        """Try to send the message until it is accepted, is refused in a way that excludes a later try, or has been
-        queued, since the time `since`, for six hours; record the result. Return without a record once the thread is
-        stopped.
+        """Try to send the message until it is accepted, is refused in a way that excludes a later try, or six hours
+        have passed since the time `since`; record the result. Return without a record once the thread is stopped.
         """
         self._tries = 0
         while (failed := self._try(message)) is not None:

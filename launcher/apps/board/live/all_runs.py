@@ -87,8 +87,8 @@ class _Looked(NamedTuple):
 
 
 class AllRuns:
-    """The present state of all runs. One thread calls `look` and `draw`; other threads read `rows`, a dict that is
-    never changed, only replaced.
+    """The present state of all runs. One thread calls `look`, which reads their states, and `draw`, which reads metrics
+    for their curves; other threads read `rows`, the rows by run id, a dict that is never changed, only replaced.
     """
 
     def __init__(self, measured: MeasuredRuns, clock: Callable[[], float] = time.monotonic) -> None:

@@ -349,7 +349,9 @@ class MeasuredRun:
             self._reported.put(place, name, known, min(line.rank, _MOST_RANKS))
 
     def _written_in(self, file: GrowingLines) -> Iterator[tuple[_Key, list[dict[str, Any]]]]:
-        """Yield (start, its new lines) for each start in a file of the trainer."""
+        """Read what was added to a file of the trainer, and yield (start, its new lines) in the order of the file; one
+        start may be yielded several times.
+        """
         for chunk in file.chunks():
             lines: list[dict[str, Any]] = []
             for line in map(_parsed, chunk.split(b"\n")):

@@ -279,8 +279,10 @@ def _is_lost(trial: Trial, host: str) -> bool:
 
 
 def _stopped_finding(node: str, code: int, said: str, expected: Expected) -> Finding:
-    """Return the finding about a node that failed at the stage of exit code `code`, with its last line `said`;
-    `expected` has the paths that it should see.
+    """Return the problem of a node on which the check failed. Its exit code `code` tells at which stage: at the folder
+    of runs, which is another or not writable, or at Python, which is missing or fails; `said` is its last line.
+
+    `expected` has the paths that the node should see.
     """
     match code:
         case Stage.NOT_THERE:

@@ -94,8 +94,8 @@ def _word(part: str) -> str | None:
 def _deciding(words: set[str]) -> tuple[str, Phase]:
     """Return (the deciding name among the names in a job's state, the phase that follows from it).
 
-    A flag such as COMPLETING or REQUEUED decides over the base state, such as RUNNING. Without one base state and
-    without a flag the phase is unknown, and all names are returned.
+    A flag such as COMPLETING or REQUEUED decides over the base state, such as RUNNING. Without a flag, and with no base
+    state or several, the phase is unknown, and the names are returned with commas between them.
     """
     for flag, phase in _FLAGS.items():
         if flag in words:

@@ -148,7 +148,7 @@ def is_missed(supervisor: SupervisorState) -> bool:
     That is so if this host led the newest attempt that it knows, all hosts that answer wait in that attempt for a
     leader, and together with this one they are enough to continue.
     """
-    if not supervisor.plan.disks_apart or not supervisor.ballot.voter.has_vote or not _is_in_newest(supervisor):
+    if not supervisor.plan.disks_apart or not supervisor.ballot.voter.has_vote or not _enter_newest(supervisor):
         return False
     if not supervisor.leads or not supervisor.attempt.started.exists():
         return False
@@ -164,7 +164,7 @@ def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:
 
     Return None if there is none, or if the agent coordinates an attempt that this host does not lead any more.
     """
-    if not _is_in_newest(supervisor):
+    if not _enter_newest(supervisor):
         return None
     if supervisor.leads:
         apart = supervisor.plan.disks_apart
@@ -174,9 +174,9 @@ def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:
     return AdoptedAgent.found(supervisor.run, supervisor.attempt, supervisor.plan, supervisor.here.index)
 
 
-def _is_in_newest(supervisor: SupervisorState) -> bool:
-    """Change to the newest attempt that this host knows. Return whether its plan is on this disk and no end of it is
-    known.
+def _enter_newest(supervisor: SupervisorState) -> bool:
+    """Change to the newest attempt that this host knows, and return True if the run has not ended with it, as far as is
+    known here. Return False and change nothing if the attempt's plan is not on this disk.
     """
     number = supervisor.ballot.voter.newest.attempt
     if not supervisor.plan.disks_apart and (last := newest(supervisor.run)) is not None:

@@ -139,8 +139,8 @@ class AttemptOnHost:
         self.before, self.attempt = self.attempt, self.run.attempt(number)
 
     def pass_on_stop(self) -> None:
-        """Copy a user's stop request, if there is one, from the folder of the attempt before this one to that of this
-        one.
+        """Copy a user's stop request from the attempt before this one to this one, so that it still counts if that one
+        had just ended. Do nothing if there is none, or if this attempt has its own.
         """
         pass_on_stop(self.before, self.attempt)
 

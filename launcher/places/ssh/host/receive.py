@@ -54,7 +54,9 @@ class _OpenedOn(msgspec.Struct, frozen=True):
 
 
 class AttemptReceiver:
-    """The part of a host's server that receives an attempt, from Open to GoAhead."""
+    """The part of a host's server that receives an attempt: from the message Open, with which its records come, to
+    GoAhead, on which it begins.
+    """
 
     def __init__(self) -> None:
         self._supervisor: StandbySupervisor | None = None

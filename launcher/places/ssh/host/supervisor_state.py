@@ -225,8 +225,8 @@ class SupervisorState:
 
     @property
     def role_names(self) -> tuple[str, ...]:
-        """Return the names of the run folders in `plan.roles`: of the roles beside the main one, or of ranks of theirs
-        that restart alone.
+        """Return the names of the run folders in `plan.roles`: one for each role beside the main one, or one for each
+        rank of such a role if its ranks restart alone.
         """
         return tuple(Path(one.run_dir).name for one in self.plan.roles)
 
@@ -255,7 +255,9 @@ class SupervisorState:
             self._alone.clear()
 
     def rejoin(self, said: OpenAttempt) -> None:
-        """Change to the running attempt, as its leader reports it; raise Fenced if this host has no place in it."""
+        """Change to the running attempt, which its leader reports in `said`, if that is newer than the present one, and
+        record that this host takes part in it. That the attempt's plan has this host is not checked here.
+        """
         with self._lock:
             if said.attempt > self.attempt.number:
                 with suppress(Fenced):

@@ -93,7 +93,9 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The message of an attempt's leader with more entries of the history, whose contents do not matter here."""
+    """The message with which an attempt's leader sends more of the history. The rules need only its attempt and sender,
+    so the entries themselves are left out.
+    """
 
     attempt: int
     leader: Host
@@ -116,7 +118,7 @@ class Voter:
 
     @property
     def settled(self) -> bool:
-        """Return whether the newest attempt is known to have been accepted by enough voters."""
+        """Return whether the newest attempt that this host has accepted is known to be accepted by enough voters."""
         return len(self.openings) == 1
 
     @property
@@ -176,7 +178,7 @@ class Voter:
         return replace(self, voted=(asked.attempt, asked.candidate))
 
     def is_as_new(self, records: Records, mine: Records) -> bool:
-        """Return whether the candidate's records lack nothing of this host's."""
+        """Return whether `records`, those of a candidate, contain everything in `mine`, those of this host."""
         return records.as_new_as(mine)
 
     def carries(self, others: Collection[Host]) -> bool:

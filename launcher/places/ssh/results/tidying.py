@@ -74,8 +74,8 @@ def _most_first(answer: Answer) -> int:
 
 
 def _ask(hosts: Hosts, remove: bool, client: HostClient) -> Tidied:
-    """Ask one host how many bytes it keeps of its runs in `hosts`. With `remove`, it deletes what no live run needs,
-    after it was counted.
+    """Return how many bytes a host keeps of the runs that `hosts` has for it. With `remove`, it deletes what no live
+    run needs, once that is counted.
     """
     _, runs = hosts[client.place.host.name]
     return client.ask(Tidy(client.place.workdir, tuple(runs), remove), Tidied, limit_s=_LONG_S)

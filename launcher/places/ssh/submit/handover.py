@@ -128,10 +128,12 @@ class PoolHandover:
         ready: Mapping[str, Surveyed],
         clients: Mapping[str, HostClient],
     ) -> dict[str, LaunchError]:
-        """Send Open to all hosts, then all addresses to all, then GoAhead to the first host and the rest.
+        """Start the attempt's supervisors: send Open to each host, then the addresses of all supervisors, then GoAhead
+        to the first host and at last to the others.
 
-        `there` is the attempt's folder; `ready` and `clients` have the facts about each host and its client. Return the
-        errors of hosts that failed before the first GoAhead, by host.
+        `there` is the attempt's folder; `ready` and `clients` have the facts about each host and its client. If hosts
+        fail before the first GoAhead, return their errors by host; the attempt then does not begin. Raise LaunchError
+        if that GoAhead fails. Later failures do not count, because a host without GoAhead asks the first host.
         """
 
         def opened(name: str, one: HostClient) -> int:
