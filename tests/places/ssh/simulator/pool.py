@@ -48,6 +48,9 @@ class Pool:
         self._aim = aimed.choice([*7 * [""], "vote", "end", "lease"]) if self.needs == 1 else ""
         if not self._aim and self.needs == 1 and random.Random(f"{seed} lack").random() < 0.2:
             self._aim = "history"
+        if self._aim == "end" and self.size == 2:
+            self._aim = ""  # there nobody takes over
+        self._is_alone = self._aim == "end"  # other faults would make it another run
         self._lost_at = 0.0
         self._votes, self._leaders, self._kept, self._asked = {}, {}, {}, {}
         self._opening: dict[int, str] = {}
@@ -106,7 +109,7 @@ class Pool:
 
     def _fault(self):
         chance, now = self.chance, self.world.now
-        if self._aim and now < 20.0:
+        if self._is_alone or (self._aim and now < 20.0):
             return  # it would be another run
         host, lasts_s = chance.choice(self.hosts), chance.uniform(0.5, 3 * LEASE_S)
         kind = chance.choice(FAULTS)
@@ -384,7 +387,7 @@ class Pool:
             case Settled(attempt=attempt):
                 self._leads(host, attempt)
                 self._kept[attempt] = self._kept.get(attempt) or self._lines(host)
-        if self.faulty and isinstance(question, Vote | OpenAttempt | Settled | Commit):
+        if self.faulty and not self._is_alone and isinstance(question, Vote | OpenAttempt | Settled | Commit):
             self._ambush(host, question)
         if isinstance(question, Commit | Settled):
             self._opening.pop(number, None)
@@ -409,7 +412,8 @@ class Pool:
                 other.crash(power=False, back_s=0.001)
 
     def is_asked(self, host, question):
-        if isinstance(question, Vote) and self.faulty and not host.fuse and self.chance.random() < 0.25:
+        is_hit = isinstance(question, Vote) and self.faulty and not self._is_alone and not host.fuse
+        if is_hit and self.chance.random() < 0.25:
             host.fuse = self.chance.randint(2, 4)  # that may be in the middle of its vote
         if isinstance(question, Vote) and host.boots and self.world.now < host.started_at + 10.0:
             self.reach("a host that has just restarted is asked for its vote")
