@@ -94,7 +94,7 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
                     say(str(lost))
                     supervisor.step_back()
                     led_at = time.monotonic()
-        elif is_awaited(supervisor):
+        elif is_awaited(supervisor, after_lease=time.monotonic() > votes_from):
             supervisor.returning, supervisor.ready.told = False, True
             return wait_and_run(supervisor, wakeup, gpus)
         elif supervisor.rpc.all_gone(rules.lease_s):
@@ -125,18 +125,20 @@ def running_attempt(supervisor: SupervisorState) -> OpenAttempt | None:
     return max(sound, key=lambda one: one.attempt, default=None)
 
 
-def is_awaited(supervisor: SupervisorState) -> bool:
+def is_awaited(supervisor: SupervisorState, *, after_lease: bool) -> bool:
     """Return whether the attempt that this host knows has not begun, because the leader still waits for hosts or for
     their slots.
 
-    If this host is the leader, another one has to answer that it waits in that attempt, and none that it has begun.
+    If this host is the leader, it has started nothing in that attempt, and all hosts that answer, at least one, have to
+    be in it. One that has begun in it waits for this host as well, but this counts only `after_lease`, a lease after
+    this host came back, when no ranks of an attempt before can run.
     """
     attempt, index = supervisor.attempt, supervisor.here.index
     if (attempt.started if supervisor.leads else attempt.node_started(index)).exists():
         return False
     there = statuses(supervisor.rpc.ask(Ask()))
     if supervisor.leads:
-        waits = [one.attempt == attempt.number and not one.began for one in there.values()]
+        waits = [one.attempt == attempt.number and (after_lease or not one.began) for one in there.values()]
         return supervisor.ballot.voter.leads and bool(waits) and all(waits)
     leader = there.get(leader_of(supervisor))
     return leader is not None and leader.leads and leader.attempt == attempt.number and not leader.began

@@ -349,7 +349,8 @@ def test_a_leaders_supervisor_writes_no_end_before_half_of_the_voters_have_its_a
     leads._histories[EVENTS], leads._records_due = SimpleNamespace(copies=lambda: copies), SharedEvent()
     end = AttemptEnd(State.SUCCEEDED, None, 0, 1.0, "all roles have ended")
     left = leads._write_end(end, None)
-    assert leads._write_end(msgspec.structs.replace(end, state=State.FAILED), None) == left, "it has said how"
+    another = msgspec.structs.replace(end, state=State.FAILED, message="a role has failed")
+    assert leads._write_end(another, None) == left, "it has said how"
     leads._records_due.close()
     assert (left.state, table.end(0)) == (State.QUEUED, None)
     assert proposed(table, member, [1, 2], None) == 2

@@ -61,6 +61,7 @@ FOUND = {
     "the agent of a host that has voted for another joins the leader before": 2296847356,
     "a supervisor is lost as it ends a run": 1016,
     "power is cut while a request that comes twice is answered": 755,
+    "a leader loses power once only some hosts have begun": 1345271838,
 }
 
 
