@@ -2,10 +2,10 @@
 
 If only the earlier supervisor was killed, the host's agent, which starts the ranks, still runs. The new supervisor then
 adopts it, and leads the attempt again if that agent runs the coordinator and this host voted for no other leader.
-Without a running agent it never leads an attempt again that had begun. If no host continues the run it exits, unless it
-led the run and the others still wait for a leader: then it takes part in their election. If the run has not begun yet,
-it waits with the others for the hosts that the run needs. Its newest vote is in voter.json, and it listens at the
-address that the others know.
+Without a running agent it never leads an attempt again that it had started. If no host continues the run it exits,
+unless it led the run and the others still wait for a leader: then it takes part in their election. If the run has not
+begun yet, it waits with the others for the hosts that the run needs. Its newest vote is in voter.json, and it listens
+at the address that the others know.
 """
 
 import time

@@ -11,20 +11,21 @@ class Disk:
     def __init__(self, root):
         self.root = Path(root)
         self._contents: dict[int, bytes] = {}  # by inode, as last fsynced
-        self._names: dict[str, dict[str, int]] = {}  # by folder, as last fsynced
+        self._names: dict[int, dict[str, int]] = {}  # by inode of the folder, which may be renamed, as last fsynced
         self.keep_all()
 
     def fsynced(self, path):
+        inode = os.stat(path).st_ino
         if os.path.isdir(path):
-            self._names[path] = _files(path)
+            self._names[inode] = _files(path)
         else:
-            self._contents[os.stat(path).st_ino] = Path(path).read_bytes()
+            self._contents[inode] = Path(path).read_bytes()
 
     def keep_all(self):
         """Take all that is there now as fsynced."""
         for folder, _, _ in os.walk(self.root):
-            self._names[folder] = _files(folder)
-            self._contents |= {inode: Path(folder, name).read_bytes() for name, inode in self._names[folder].items()}
+            names = self._names[os.stat(folder).st_ino] = _files(folder)
+            self._contents |= {inode: Path(folder, name).read_bytes() for name, inode in names.items()}
 
     def image(self, chance, *, power):
         """Return what a machine finds here when it is started again: less where its `power` was cut."""
@@ -32,7 +33,7 @@ class Disk:
         for folder, _, _ in sorted(os.walk(self.root)):
             if os.path.basename(folder).startswith("."):
                 continue
-            kept, there = self._names.get(folder, {}), _files(folder)
+            kept, there = self._names.get(os.stat(folder).st_ino, {}), _files(folder)
             image[folder] = {}
             for name in sorted({*kept, *there}):
                 inode, now = there.get(name), b""
