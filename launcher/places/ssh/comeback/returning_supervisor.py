@@ -2,10 +2,10 @@
 
 If only the earlier supervisor was killed, the host's agent, which starts the ranks, still runs. The new supervisor then
 adopts it, and leads the attempt again if that agent runs the coordinator and this host voted for no other leader.
-Without a running agent it never leads an attempt again that it had started. If no host continues the run it exits,
-unless it led the run and the others still wait for a leader: then it takes part in their election. If the run has not
-begun yet, it waits with the others for the hosts that the run needs. Its newest vote is in voter.json, and it listens
-at the address that the others know.
+Without a running agent it never leads an attempt again that had begun. If no host continues the run it exits, unless it
+led the run and the others still wait for a leader: then it takes part in their election. If the run has not begun yet,
+it waits with the others for the hosts that the run needs. Its newest vote is in voter.json, and it listens at the
+address that the others know.
 """
 
 import time
@@ -94,7 +94,7 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
                     say(str(lost))
                     supervisor.step_back()
                     led_at = time.monotonic()
-        elif is_awaited(supervisor, after_lease=time.monotonic() > votes_from):
+        elif is_awaited(supervisor):
             supervisor.returning, supervisor.ready.told = False, True
             return wait_and_run(supervisor, wakeup, gpus)
         elif supervisor.rpc.all_gone(rules.lease_s):
@@ -125,20 +125,18 @@ def running_attempt(supervisor: SupervisorState) -> OpenAttempt | None:
     return max(sound, key=lambda one: one.attempt, default=None)
 
 
-def is_awaited(supervisor: SupervisorState, *, after_lease: bool) -> bool:
+def is_awaited(supervisor: SupervisorState) -> bool:
     """Return whether the attempt that this host knows has not begun, because the leader still waits for hosts or for
     their slots.
 
-    If this host is the leader, it has started nothing in that attempt, and all hosts that answer, at least one, have to
-    be in it. One that has begun in it waits for this host as well, but this counts only `after_lease`, a lease after
-    this host came back, when no ranks of an attempt before can run.
+    If this host is the leader, another one has to answer that it waits in that attempt, and none that it has begun.
     """
     attempt, index = supervisor.attempt, supervisor.here.index
     if (attempt.started if supervisor.leads else attempt.node_started(index)).exists():
         return False
     there = statuses(supervisor.rpc.ask(Ask()))
     if supervisor.leads:
-        waits = [one.attempt == attempt.number and (after_lease or not one.began) for one in there.values()]
+        waits = [one.attempt == attempt.number and not one.began for one in there.values()]
         return supervisor.ballot.voter.leads and bool(waits) and all(waits)
     leader = there.get(leader_of(supervisor))
     return leader is not None and leader.leads and leader.attempt == attempt.number and not leader.began
@@ -148,16 +146,19 @@ def is_missed(supervisor: SupervisorState) -> bool:
     """Return whether the other hosts need this one to continue the run.
 
     That is so if this host led the newest attempt that it knows, all hosts that answer wait in that attempt for a
-    leader, and together with this one they are enough to continue.
+    leader, at least one of them has begun, and together with this one they are enough to continue. The others may not
+    have begun, nor this host have started the attempt, if it was lost as it told them to begin.
     """
     if not supervisor.plan.disks_apart or not supervisor.ballot.voter.has_vote or not _enter_newest(supervisor):
         return False
-    if not supervisor.leads or not supervisor.attempt.started.exists():
+    if not supervisor.leads:
         return False
     number = supervisor.ballot.voter.newest.attempt
     there = statuses(supervisor.rpc.ask(Ask()))
-    waiting = all(one.leaderless and one.began and one.attempt == number for one in there.values())
-    return waiting and enough(supervisor, [number for number, one in there.items() if one.has_vote], leads=False)
+    waiting = all(one.leaderless and one.attempt == number for one in there.values())
+    begun = any(one.began for one in there.values())
+    has_votes = [number for number, one in there.items() if one.has_vote]
+    return waiting and begun and enough(supervisor, has_votes, leads=False)
 
 
 def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:

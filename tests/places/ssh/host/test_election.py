@@ -125,12 +125,14 @@ def test_a_guest_holds_nobody_up(tmp_path):
         assert table.end(number).state is State.INTERRUPTED, "there are two of the three nodes that it needs"
 
 
-def test_a_leader_whose_supervisor_was_killed_is_the_third_of_three_hosts_again(tmp_path):
+@pytest.mark.parametrize("case", ["started", "all had begun", "some had begun"])
+def test_a_leader_whose_supervisor_was_killed_is_the_third_of_three_hosts_again(tmp_path, case):
     """The others had votes enough, but too few nodes: the run failed, though all three hosts were up."""
     table = Table(tmp_path, nodes_min=3)
     for member in table.supervisors:
-        member.ready.began = True
-    write_record(table.supervisors[0].attempt.started, this_process())
+        member.ready.began = case != "some had begun" or member.node == 1
+    if case == "started":
+        write_record(table.supervisors[0].attempt.started, this_process())
     table.lose(0)
     assert not enough(table.supervisors[1], [2], leads=False)
     table.silent = set()

@@ -172,8 +172,8 @@ RUNS_THAT_STAND_STILL = {
     "a host that comes back before the run has begun never waits with the others": (
         BACK, "elif is_awaited(", "elif False and is_awaited(", SUPERVISORS, "before_the_run_has_begun",
     ),
-    "a leader that comes back waits with no host that has begun": (
-        BACK, "(after_lease or not one.began)", "not one.began", SUPERVISORS, "before_the_run_has_begun",
+    "a leader that was lost as it told hosts to begin is not missed": (
+        BACK, "begun = any(", "begun = supervisor.attempt.started.exists() and all(", ELECTIONS, "third_of_three",
     ),
     "hosts keep what they have prepared though not all have": (
         WAITING, "by_all=ready.began), prepared)", "by_all=ready.began), ())", SUPERVISORS, "lets_go",
