@@ -50,7 +50,7 @@ class Pool:
             self._aim = "history"
         if self._aim == "end" and self.size == 2:
             self._aim = ""  # there nobody takes over
-        self._is_alone = self._aim == "end"  # other faults would make it another run
+        self._is_aimed = bool(self._aim)
         self._lost_at = 0.0
         self._votes, self._leaders, self._kept, self._asked = {}, {}, {}, {}
         self._opening: dict[int, str] = {}
@@ -109,7 +109,7 @@ class Pool:
 
     def _fault(self):
         chance, now = self.chance, self.world.now
-        if self._is_alone or (self._aim and now < 20.0):
+        if self._is_aimed:
             return  # it would be another run
         host, lasts_s = chance.choice(self.hosts), chance.uniform(0.5, 3 * LEASE_S)
         kind = chance.choice(FAULTS)
@@ -387,7 +387,7 @@ class Pool:
             case Settled(attempt=attempt):
                 self._leads(host, attempt)
                 self._kept[attempt] = self._kept.get(attempt) or self._lines(host)
-        if self.faulty and not self._is_alone and isinstance(question, Vote | OpenAttempt | Settled | Commit):
+        if self.faulty and not self._is_aimed and isinstance(question, Vote | OpenAttempt | Settled | Commit):
             self._ambush(host, question)
         if isinstance(question, Commit | Settled):
             self._opening.pop(number, None)
@@ -412,7 +412,7 @@ class Pool:
                 other.crash(power=False, back_s=0.001)
 
     def is_asked(self, host, question):
-        is_hit = isinstance(question, Vote) and self.faulty and not self._is_alone and not host.fuse
+        is_hit = isinstance(question, Vote) and self.faulty and not self._is_aimed and not host.fuse
         if is_hit and self.chance.random() < 0.25:
             host.fuse = self.chance.randint(2, 4)  # that may be in the middle of its vote
         if isinstance(question, Vote) and host.boots and self.world.now < host.started_at + 10.0:
