@@ -141,7 +141,10 @@ class Attendance:
         return loss
 
     def _lose(self, node: KnownNode, evidence: str) -> Loss:
-        """Mark the node as lost, as `evidence` shows; record the loss as an event, and return it."""
+        """Mark the node as lost, as `evidence` shows; record the loss as an event, and return it.
+
+        The caller decides what becomes of the ranks on it.
+        """
         node.link, node.ready, node.lost_at, node.returns_by = Presence.LOST, False, self._ledger.mono, 0.0
         node.given_up = max(node.given_up, node.holds)
         return self._loss(node, f"node {node.index} is lost: {evidence}", evidence, node.holds)

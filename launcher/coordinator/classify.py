@@ -142,6 +142,9 @@ def _type_name(line: str) -> str:
 def _is_of_a_peer(raised: Raised) -> bool:
     """Return whether the exception is about the connection to another rank, not about a connection of the
     user's own.
+
+    It is if its type is one of torch.distributed or, for a general type, if torch.distributed raised it or its message
+    has the words of a communication library.
     """
     found = _TYPE.match(raised.line)
     kind = found[0] if found else ""

@@ -294,7 +294,9 @@ class Generation:
         return min((rank.active_at for rank in self.ranks if rank.live and rank.reported), default=mono)
 
     def silent(self, mono: float, limit_s: float) -> list[Rank]:
-        """Return the ranks that have reported before but not for `limit_s` seconds, the likeliest culprit first."""
+        """Return the live ranks that have reported before but not for `limit_s` seconds, the likeliest culprit first:
+        frozen ranks, then those at the lowest step.
+        """
         found = [rank for rank in self.ranks if rank.live and rank.reported and mono - rank.active_at > limit_s]
         return sorted(found, key=_culprit_key)
 

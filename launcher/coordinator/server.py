@@ -170,7 +170,9 @@ class CoordinatorServer:
         self.goes_on = False  # once it has ended: another attempt follows
 
     async def start(self) -> None:
-        """Listen for agents, publish the address, and write the first state."""
+        """Listen for agents, write the address to the attempt's record where they look for it, and write the first
+        state.
+        """
         port = await self._listener.start(self._address)
         here = Endpoint(self._address, port, this_process())
         with waiting_for_disks():  # no agent can have found us yet
@@ -388,7 +390,10 @@ class CoordinatorServer:
             self._state_timer = self._loop.call_at(due, self._write_state)
 
     def _write_state(self) -> None:
-        """Queue the current state to be written, unless an earlier one still waits for the disk."""
+        """Queue the current state to be written, and schedule the next call, which writes a newer one.
+
+        If an earlier state still waits for the disk, leave this one out, and have the next call come soon.
+        """
         if self.ended.done():
             return
         waits = self._record_writer.state_waits  # for a disk that is slow, or full: those after it would pile up

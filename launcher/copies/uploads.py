@@ -240,8 +240,8 @@ class _Work:
         return self._rules.every_s is None or held.saved_unix_s - newest.saved_unix_s >= self._rules.every_s
 
     def _upload(self, store: ObjectStore, manifest: Manifest, *, ends: bool) -> None:
-        """Upload this node's files of the checkpoint with this manifest; the first node waits until all other files are
-        in the store as well.
+        """Upload this node's files of the checkpoint with this manifest; on the first node return only once all other
+        files are in the store as well, so that the caller can complete the upload with the manifest.
 
         Raise _Superseded if the run ends during that wait, unless `ends` says that it has ended before.
         """

@@ -105,8 +105,8 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class OpenDoors:
-    """The two ports on which this machine listens for connections from others, the first from 20,000 to 32,000, as a
-    MASTER_PORT is; `error` says why there are none.
+    """The two ports on which this machine listens for connections from others: one from 20,000 to 32,000, as a
+    MASTER_PORT is, and one that the kernel chose. `error` says why there are none; the ports are then 0.
     """
 
     ports: tuple[int, int] = (0, 0)

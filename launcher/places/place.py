@@ -257,8 +257,10 @@ class Place(ABC):
         raise self.not_supported("a connection to a node that could carry others")
 
     def hosts_now(self, spec: "JobSpec") -> list[HostNow]:
-        """Return each host that a job with these options could get, if the place can list hosts; by default return
-        none. Raise LaunchError if the cluster cannot be asked.
+        """Return each host that a job with this spec could get, free or not, with its present state, GPUs and runs.
+
+        Return an empty list, the default, if the place cannot list hosts. Raise LaunchError if the cluster cannot be
+        asked.
         """
         return []
 

@@ -23,7 +23,9 @@ def pipeline_parallel(args: Sequence[str]) -> int:
 
 
 def _size(name: str, args: Sequence[str]) -> int:
-    """Return the size of the mesh dimension `name` in the arguments, or 1 if they set none."""
+    """Return the size of the mesh dimension `name` in the script's arguments, such as 4 for `tp` in `--mesh dp=2,tp=4`,
+    or 1 if they set none.
+    """
     words = [word for one in args for word in (one.split("=", 1) if one.startswith(f"{_MESH}=") else [one])]
     found = [value for option, value in pairwise(words) if option == _MESH]
     match = re.search(_SIZE.format(name), found[-1]) if found else None

@@ -62,7 +62,8 @@ def read_secret_values(spec: JobSpec, project: Path, environ: Mapping[str, str])
 
 
 def read_secret(secret: Secret, folder: Path, environ: Mapping[str, str], about: str) -> str:
-    """Return the value of a secret that is set; a file's path is relative to `folder`.
+    """Return the value of a secret from its file, whose path is relative to `folder`, or if it names no file from the
+    variable of its name, which the caller has made sure is set.
 
     Raise BadInput, which begins with `about`, if it cannot be read.
     """

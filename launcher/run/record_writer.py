@@ -112,8 +112,8 @@ class RecordWriter:
             batch.append(entry)
 
     def _report_if_slow(self, took_s: float) -> None:
-        """Report once that a record took longer than the lease to reach the disk; leave it out if a full disk was
-        reported.
+        """Report to users, once in this object's life, that a record took longer than the lease to reach the disk;
+        leave it out if a full disk was reported.
         """
         if took_s > self._lease_s and not self._told and not self._waited:
             self._told = True

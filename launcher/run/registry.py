@@ -109,7 +109,9 @@ def register_all(runs: Sequence[tuple[RunId, Path]]) -> None:
 
 
 def adopted(run_id: RunId) -> Path:
-    """Return the folder on this machine of a run that was submitted from another machine."""
+    """Return the path of the folder that a run submitted from another machine gets on this one, where its records are
+    copied; it may not exist yet.
+    """
     return _folder().parent / _ADOPTED / run_id
 
 

@@ -357,7 +357,11 @@ class Dimension(Struct, frozen=True):
 
 class EarlyStop(Struct, frozen=True):
     """The rule by which a trial that does worse than others is stopped: `early` is asha, hyperband, median or none. No
-    trial stops before `min_steps`; one of `factor` trials continues into the next round.
+    trial stops before `min_steps` training steps.
+
+    With asha trials are compared after `min_steps` steps, then after `factor` times as many, and so on; the best one of
+    `factor` continues each time. With hyperband groups of trials are treated so, some from a later step on. With median
+    `factor` has no meaning.
     """
 
     early: str = "none"  # asha, hyperband, median, none

@@ -35,8 +35,8 @@ class Strategy:
     def supervise(self, go: BinaryIO) -> int:
         """Supervise the run until it has ended or continues without this process, and return the exit code.
 
-        `go` yields what the starter sends, and ends once all was sent or the starter has died. A subclass has to define
-        this method.
+        `go` yields what the starter sends, such as the message to begin, and ends once all was sent or the starter has
+        died; it is empty if the supervisor begins at once. A subclass has to define this method.
         """
         raise NotImplementedError
 

@@ -505,8 +505,8 @@ class WireServer(Generic[In, Out]):
         task.add_done_callback(self._ended)
 
     def _drop_overdue(self) -> None:
-        """Drop the peers that have not proved themselves within the time limit. What one of them has sent by now still
-        counts, because it may be this process that is late.
+        """Drop the peers that have not proved that they have the key within the time limit. A peer's bytes that have
+        arrived but were not read yet are read first, because it may be this process that is late.
         """
         self._timer = None
         while self._unproved:

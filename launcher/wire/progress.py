@@ -50,11 +50,11 @@ class ExceptionReport(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """One line from a rank: the fields that have a meaning of their own; other numbers are metrics.
 
-    `done` False means that there is more to do after all; `called_exit` and `start_failed` come from the rank's
-    starter; `can_continue` is the generation in which the rank can survive (0: none), `resizes` and `goes_back` how;
-    `waits` means that it waits to join others; `remembered` is a step with a snapshot in memory. `slow_rank` has
-    `slow_s` of own work per step, the median rank `usual_s`. `went_back_to` is the saved step from which training
-    continued, `why` the reason.
+    `done` is True once the training is complete, so that a later failure does not count, and False if there is more to
+    do after all; `called_exit` and `start_failed` come from the rank's starter; `can_continue` is the generation in
+    which the rank can survive (0: none), `resizes` and `goes_back` how; `waits` means that it waits to join others;
+    `remembered` is a step with a snapshot in memory. `slow_rank` has `slow_s` of own work per step, the median rank
+    `usual_s`. `went_back_to` is the saved step from which training continued, `why` the reason.
     """
 
     step: int | None = None

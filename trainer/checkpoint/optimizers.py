@@ -47,7 +47,10 @@ class OptimizerNames:
         }
 
     def values(self) -> dict[str, dict[str, Any]]:
-        """Return this rank's optimizer state that is not tensors, by parameter; an empty dict for one without any."""
+        """Return this rank's optimizer state that is not tensors, as {parameter's name: {key: value}}.
+
+        The inner dict is empty for a parameter without any.
+        """
         return {
             name: {key: value for key, value in state.items() if not isinstance(value, Tensor)}
             for name, state in self._states()
@@ -93,7 +96,10 @@ class OptimizerNames:
                 )
 
     def owned(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-        """Yield name, parameter and group of each parameter whose state this rank has."""
+        """Yield (name, parameter, its dict in `param_groups`) for each parameter of whose state this rank has a part.
+
+        The name is that in the model, such as `layer1.weight`; a part may be all of the state.
+        """
         for group in self._inner.param_groups:
             for parameter in group["params"]:
                 if has_values(parameter):

@@ -283,9 +283,10 @@ class Saver:
         return Outcome(request.step, self._directory.folder / folder_name(request.step), finite=manifest.finite)
 
     def _agree(self, outcome: Outcome) -> Outcome:
-        """Return on all ranks one of the outcomes that they pass: that of a disk that failed, a fenced one first.
+        """Return the outcome of a disk that failed, the same on all ranks, or `outcome` if no disk failed.
 
-        If no disk failed, `outcome` is returned.
+        All ranks call it. The outcome of a fenced save, one that newer processes of the run refuse, comes before other
+        failures. On a shared disk only a failure that the group's first rank passes counts.
         """
         outcomes = (
             self._save_group.all_gather(outcome)

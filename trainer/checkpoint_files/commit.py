@@ -34,10 +34,11 @@ from trainer.errors import CheckpointDamaged
 
 
 def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> FencingToken:
-    """Claim the folder for the run's processes of this attempt and generation, so that saves of all others fail.
+    """Claim the run's checkpoint folder for its processes of this attempt and generation, so that saves of others fail.
 
-    A generation is one launch of the ranks in an attempt. Drafts of others are deleted. Returns the fencing token with
-    which to save here. Raises Fenced if newer processes of the run own the folder, TrainerError if another process
+    A generation is one launch of the ranks in an attempt. Outside of launch there is no attempt number: with None the
+    caller is newer than all that claimed the folder before. Drafts of others are deleted. Returns the fencing token
+    with which to save here. Raises Fenced if newer processes of the run own the folder, TrainerError if another process
     holds its lock for too long, and OSError.
     """
     token = fence.take_token(folder, attempt, generation)

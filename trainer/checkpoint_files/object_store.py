@@ -209,7 +209,7 @@ class ObjectStore:
         return Held.of(decode(data), data, sizes, name)
 
     def _names(self, path: str) -> list[str]:
-        """Return the names below `path` in the store, or an empty list if there are none."""
+        """Return the names directly below `path` in the store, without the path, or an empty list if there are none."""
         with self._asking():
             self._fs.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):

@@ -35,7 +35,7 @@ class Place:
         return len(self.ranks)
 
     def of(self, index: int, count: int | None = None) -> Tensor:
-        """Return the numbers that rank `index` contributes, `count` of them (None: all)."""
+        """Return the numbers that rank `index` contributes: `count` of them, or with None the measurement's `count`."""
         return _pattern(count or self.count, self.device) + (index + 1)
 
     def parts_of(self, index: int) -> list[Tensor]:

@@ -30,9 +30,10 @@ class Canonical:
         self._reading, self._fetching = reading, fetching
 
     def start_fetchers(self, epoch: int, done: int, after: int | None) -> Fetchers:
-        """Start this rank's reader at the slot `after`, or at the beginning of the epoch if `done` is 0.
+        """Start this rank's reader, whose first slot is `after`, the saved position.
 
-        `done` counts the samples of the epoch that are over.
+        `done` counts the samples of the epoch that are over. If it is 0, or `after` is None, the reader begins at the
+        start of the epoch.
         """
         slot = after or 0 if done else 0
         return start_fetchers(
@@ -76,7 +77,8 @@ class Canonical:
 class CanonicalReader:
     """A reader of this rank's shards: called with an epoch, it returns this rank's part of that epoch's next step.
 
-    Called with another epoch than before, it begins with that epoch's first slot.
+    Called with another epoch than before, it begins with that epoch's first slot. At the end of an epoch, when its
+    shards have no more samples, it returns steps that count 0 samples.
     """
 
     def __init__(self, reading: Reading, epoch: int, slot: int) -> None:

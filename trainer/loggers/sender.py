@@ -55,7 +55,8 @@ class Tracker(Protocol):
 class Sender:
     """A queue of rows that a thread sends to a tracking server.
 
-    Neither `put` nor `end` raises an error, and only `end` waits.
+    Neither `put` nor `end` raises an error, and only `end` waits. While the server is away, 10,000 rows are kept; those
+    that come then are lost, and `end` logs how many were not sent.
     """
 
     def __init__(self, name: str, tracker: Tracker, earlier: Earlier) -> None:
@@ -158,7 +159,7 @@ class Sender:
             self._tracker.send(rows[begin : begin + _AT_ONCE])
 
     def _warn(self, error: Exception) -> None:
-        """Log an error, if it is the first one."""
+        """Log an error that made sending fail, if it is the first one of this object; later ones are not logged."""
         if not self._warned:
             self._warned = True
             log.warning("%s: sending failed and will be tried again; the training continues: %s", self._name, error)

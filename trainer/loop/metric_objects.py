@@ -116,7 +116,10 @@ def _on_the_host(value: Any) -> Any:
 
 
 def _computed(metric: Any, of_ranks: list[States]) -> Any:
-    """Return the metric's value, computed from its states on all ranks (`of_ranks`)."""
+    """Return the metric's value, computed from its states on all ranks (`of_ranks`).
+
+    The metric is used for that: it is moved to the CPU and loses its own state, so the caller resets it afterwards.
+    """
     _reset(metric)
     metric.to("cpu")
     parts = _metrics_inside(metric)

@@ -145,9 +145,10 @@ class Replica:
         send([(receivers, own + self._stripe(world.rank, senders)) for senders, receivers in alike.items()], world)
 
     def _stripe(self, rank: int, senders: Sequence[int]) -> list[Tensor]:
-        """Return the pieces of weights and optimizer that rank `rank` sends to a receiver as one of `senders`.
+        """Return the pieces of weights and optimizer, as bytes, that rank `rank` sends as one of `senders`.
 
-        The list is empty if the rank is not one of them.
+        They have about equal shares of all bytes, and with few bytes the last ones send nothing. The list is empty
+        also if the rank is not among them.
         """
         if rank not in senders:
             return []

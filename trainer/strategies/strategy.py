@@ -35,8 +35,8 @@ class Strategy:
 
     `module` is the user's model and `wrapped` what the strategy made of it. `blocks` counts parts that are sharded or
     recomputed separately. `deferred`: the weights are uninitialised, and a checkpoint has to be loaded. `pipeline`:
-    passes go through it instead of `model`. `has_stepped` is False if the last step was skipped while fp16 looks for
-    its scale.
+    passes go through it instead of the property `model`, the module to call in training. `has_stepped` is False if the
+    last step was skipped while fp16 looks for its scale.
     """
 
     settings: StrategySettings
@@ -53,7 +53,7 @@ class Strategy:
     _parameters: list[nn.Parameter] = field(init=False)
     _dtype: torch.dtype | None = field(init=False)
     _buffers: PersistentBuffers = field(init=False)
-    _buffers_differ: bool = True
+    _buffers_differ: bool = True  # they may, between ranks: the next training pass first broadcasts rank 0's
     _warned_of_eager_parts: bool = False
 
     def __post_init__(self) -> None:

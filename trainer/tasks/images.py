@@ -187,8 +187,8 @@ class ServedInputs:
     `from_picture` is the transform of a picture (None: the model was trained on generated images, which are numbers).
     """
 
-    classes: tuple[str, ...]
-    pixels: int
+    classes: tuple[str, ...]  # their names
+    pixels: int  # width and height of the images on which the model works
     from_picture: Transform | None  # None: generated images are no pictures
 
 

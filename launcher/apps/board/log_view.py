@@ -52,7 +52,10 @@ class LogPage(msgspec.Struct, frozen=True):
 
 
 def log_page(one: api.Run, wish: LogRequest) -> LogPage:
-    """Return the requested part of the log, as far as this machine has it."""
+    """Return the lines that `wish` asks for, from the end of the log or around a time, as far as this machine has them.
+
+    The page also tells what to request for the lines before them, unless they are around a time.
+    """
     limit = max(1, min(wish.limit, MOST_LINES))
     pattern = re.compile(re.escape(wish.search), re.IGNORECASE) if wish.search else None
     if wish.around is not None:

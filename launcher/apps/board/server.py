@@ -414,7 +414,10 @@ def _artifacts(question: _Question) -> Artifacts:
 
 
 def _artifact(question: _Question) -> Response:
-    """Return the content of one file of the run's `artifacts/`; secrets are removed from text."""
+    """Return the content of the run's artifact that the address names; the values of secrets are removed from text.
+
+    Raise NoSuchRun if there is no such file, or if its ending is none that the board shows.
+    """
     name = question.request.path_params["name"]
     kind, media_type = TYPES.get(Path(name).suffix.lower(), ("other", ""))
     if kind == "other":

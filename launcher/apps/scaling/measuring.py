@@ -228,9 +228,9 @@ class _Measuring:
         return ""
 
     def _points(self, wanted: Sequence[Configuration], scalings: Sequence[str]) -> list[ScaledRun]:
-        """Return the points of all curves, one curve for each strategy and each of `scalings`.
+        """Return the points of all curves: one for each strategy in `wanted` and each of `scalings`, such as weak.
 
-        The configuration with the fewest ranks is the first point of each curve.
+        A strategy's configuration with the fewest ranks, measured once, is the first point of each of its curves.
         """
         found = list[ScaledRun]()
         for scaling in scalings:

@@ -339,7 +339,8 @@ class Sweep:
 
 
 def sweep(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Sweep:
-    """Start a sweep on the cluster `on`, and return once a process conducts it.
+    """Start a sweep on the cluster `on`, and return once its background process on this machine, which submits the
+    trials and follows them, has started.
 
     The spec is a path, or its content as for submit(). Raise BadInput if the sweep cannot work.
     """

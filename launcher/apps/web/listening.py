@@ -31,7 +31,9 @@ def listen(host: str, port: int, *, waiting: int = 1024, hint: str = "--port 0")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is a name or address that only this machine can reach."""
+    """Return whether only this machine can reach `host`: it is a loopback address or `localhost`; no other name is
+    looked up.
+    """
     found = _address(host)
     return host == "localhost" if found is None else found.is_loopback
 

@@ -223,8 +223,8 @@ class Drainer:
         return True
 
     def _is_time(self, leaving: Sequence[KnownNode]) -> bool:
-        """Return whether ranks must save now, because the hosts of `leaving` leave: the latest time for saving has
-        come, or no other node can come before.
+        """Return whether ranks must save now, because the hosts of `leaving` are about to be taken away: the latest
+        time for saving (`leaves_by`) has come for one of them, or there is no other node that may join before.
         """
         nodes, members = self._attempt.nodes, {*self._attempt.current.members}
         may_come = (nodes.hopeful | nodes.absent | nodes.returning(self._attempt.mono).keys()) - members

@@ -39,10 +39,10 @@ def fetch(
 ) -> list[str]:
     """Fetch logs, metrics and a checkpoint (`newest` with the best, `none`, or a step); return a line of text for each.
 
-    If a checkpoint cannot be fetched, the one before it is fetched and then the error is raised. `theirs` tells whether
-    an attempt's ranks wrote on other machines; `bring_logs` fetches logs and returns errors by machine; `holders`
-    returns the machines that have checkpoints. Raise Refused for a step while the run goes on here, and Unreachable if
-    a machine's logs could not be fetched.
+    If the newest or best checkpoint cannot be fetched, an older one is, and then the error is raised. `theirs` tells
+    whether an attempt's ranks wrote on other machines; `bring_logs` fetches logs and returns errors by machine;
+    `holders` returns the machines that have checkpoints. Raise Refused for a step while the run goes on here, and
+    Unreachable if a machine's logs could not be fetched.
     """
     before = logs.size(run)
     troubles = bring_logs()

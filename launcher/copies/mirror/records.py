@@ -36,8 +36,8 @@ def keep_end(attempt: AttemptDir, end: AttemptEnd | None) -> None:
 
 
 def keep_state(run: RunDir, attempt: AttemptDir, last: RunState) -> None:
-    """Write the coordinator's newest state `last`, with the names that run and cluster have on this machine, and an
-    exit code as this machine's `launch wait` returns it.
+    """Write the coordinator's newest state `last` to the state record of the run on this machine, with the names that
+    run and cluster have here. An ended run gets the exit code that `launch wait` returns here, others None.
     """
     ours = plan_as(run, attempt.number, _OurPlan)
     named = {"run": ours.run_id, "name": ours.name, "cluster": ours.cluster, "submitted_at": ours.submitted_at}

@@ -176,7 +176,10 @@ def sizes(root: Path, folders: Sequence[str]) -> dict[str, int]:
 
 
 def _files(root: Path, folders: Sequence[str]) -> list[Path]:
-    """Return the regular files below these folders; raise LaunchError for a folder outside the run."""
+    """Return the paths, with `root`, of the regular files at any depth below these folders, given relative to it.
+
+    Files whose names are not valid Unicode are left out. Raise LaunchError for a folder outside the run.
+    """
     found: list[Path] = []
     for folder in folders:
         if {"", ".", ".."} & set(folder.split("/")):

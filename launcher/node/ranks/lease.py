@@ -96,7 +96,9 @@ class Lease:
         return self._shared[1] != 0.0
 
     def break_off(self) -> None:
-        """Record that the lease has expired and that its ranks are being ended."""
+        """Record in the shared memory that the lease has expired and that its ranks are being ended, so that `broken`
+        is True in all processes. The caller ends the ranks.
+        """
         self._shared[1] = 1.0
 
     @property

@@ -223,7 +223,7 @@ class Preparation:
         await self.reserve.fill(self._fresh_starter, start)
 
     async def settle(self) -> None:
-        """Return once no start of a rank is under way."""
+        """Return once the zygote has answered every request to fork a rank, with the process or with an error."""
         if self._zygote is not None:
             await self._zygote.settle()
 

@@ -44,7 +44,9 @@ class GridEngineDoctor(BatchDoctor):
         yield from settings_findings(_shown("-sconf"), _shown("-ssconf"))
 
     def most_nodes(self, chosen: Mapping[str, str]) -> int | None:
-        """Return 1 if no parallel environment can be used, else None for no limit."""
+        """Return 1 node if the parallel environment `chosen["pe"]`, or without that key every one of the site, is
+        unusable for a trial, else None for no limit.
+        """
         return None if self._usable(chosen) else 1
 
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:

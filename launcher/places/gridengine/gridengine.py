@@ -213,7 +213,8 @@ def options(
 ) -> dict[str, str | None]:
     """Return the options of qsub without their dash, None for one that is not set, for the run in the folder `where`.
 
-    Hosts in `avoid` are excluded, and `rule` is the parallel environment's allocation rule.
+    Hosts in `avoid` are excluded, and `rule` is the parallel environment's allocation rule; with None, for a job on one
+    host, no environment is requested.
     """
     own, queue, at, limit_s = plan.spec.gridengine, plan.spec.queue, plan.starts_at, plan.spec.resources.time_s
     hosts = dict.fromkeys((*own.exclude, *avoid))

@@ -85,7 +85,10 @@ class LocalCluster(Place):
         return warm_up(plan, folder)
 
     def expect(self, run_dir: Path) -> None:
-        """Start a supervisor and an agent in advance for the next run, whose folder will be `run_dir`."""
+        """Start a supervisor and an agent in advance for the next run, whose folder will be `run_dir`.
+
+        `prepare` takes them if that run comes next, and lets them exit if another one does.
+        """
         expect(run_dir)
 
     def prepare(self, plan: Plan) -> StandbySupervisor:

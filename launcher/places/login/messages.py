@@ -255,8 +255,10 @@ class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
 
 
 class AskStock(msgspec.Struct, frozen=True, tag="stock"):
-    """A question about which files of which checkpoints the login node has; `checkpoint` is the one that will be
-    fetched. → list of Held
+    """A question about which files the login node has of each checkpoint of the run. → list of Held, one a checkpoint
+
+    `checkpoint` is the one that the asker will fetch (the newest, none, or a step): if it is on other hosts, the login
+    node first copies it from them.
     """
 
     run: RunId

@@ -220,7 +220,8 @@ def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None
 
 def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
     """Return the finding about MinJobAge, for how long Slurm shows jobs that have ended (None: Slurm does not show it).
-    It is a warning if that is short and sacct does not show them longer either (`accounting` is False).
+    It is a warning if that is less than a minute and sacct does not show them longer either (`accounting` is False), or
+    if it is None; 0 means that Slurm shows them forever.
     """
     if min_job_age_s is None:
         return warning("MinJobAge", "Slurm does not say how long it knows of ended jobs", _ASK)

@@ -78,7 +78,7 @@ class SlurmSystem(BatchSystem):
     """
 
     kind = "slurm"
-    called = CALLED
+    called = CALLED  # its name for users
     sees, ends = "squeue -j", "scancel"  # by which a user shows, ends a job
     ask = staticmethod(ask)
     warnings: tuple[int, ...] = (signal.SIGUSR1, signal.SIGUSR2)

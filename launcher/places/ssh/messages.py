@@ -76,7 +76,9 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class CodeTree(msgspec.Struct, frozen=True, tag="code"):
-    """Send the code that is needed: the contents of its regular files follow, in order. → None"""
+    """Send the code to a host that lacks it, as its answer to Open says: the message is followed by the contents of the
+    regular files in `files`, in order. → None
+    """
 
     workdir: str  # the folder of all runs on the host
     digest: str  # of the whole code, under which the host stores it

@@ -174,7 +174,7 @@ def _by_web(recipient: Recipient, message: Message, limit_s: float) -> None:
 
 
 def _without_login(address: str) -> tuple[str, dict[str, str]]:
-    """Return (the address without `user:password@`, the HTTP headers that carry this login)."""
+    """Return (the address without `user:password@`, the HTTP headers that carry this login; {} if it has none)."""
     parts = urlsplit(address)
     if parts.username is None:
         return address, {}

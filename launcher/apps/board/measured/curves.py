@@ -153,7 +153,7 @@ def _extent(values: "array[float]") -> tuple[float | None, float | None, bool]:
 
 
 def _short(value: float) -> float:
-    """Return the value rounded to as many digits as a picture can show."""
+    """Return the value rounded to seven significant digits, as a picture shows no more and the answer gets shorter."""
     return float(f"{value:.7g}")
 
 

@@ -119,7 +119,7 @@ class GlimpsedLines(GrowingLines):
         self._places, self._place_bytes = places, place_bytes
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the sample in chunks of whole lines."""
+        """Yield the sample, or the whole of a short file, in chunks of whole lines; nothing if it cannot be opened."""
         try:
             file = open_file(self.path)
         except OSError:

@@ -119,7 +119,8 @@ def _until_informed(
     """Call `tell` with the numbers of the hosts `left` to be informed, and again with those that it returns, until none
     is left or each must have given up.
 
-    `rules` are the run's recovery settings, from which the time of giving up follows.
+    `rules` are the run's recovery settings, from which the time of giving up follows. `patience` has the pause between
+    calls, and how long a host must refuse connections to be left out, as one that has no supervisor.
     """
     deadline = time.monotonic() + gives_up_s(rules)
     while left and time.monotonic() < deadline:

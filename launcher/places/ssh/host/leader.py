@@ -68,7 +68,7 @@ class HostWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread that watches."""
+        """Stop the thread that watches, and wait until it has ended."""
         self._over.set()
         self._thread.join()
 
@@ -298,10 +298,11 @@ def exclude_lost_hosts(supervisor: SupervisorState) -> None:
 
 
 def enough(supervisor: SupervisorState, others: Collection[int], *, leads: bool) -> bool:
-    """Return whether a run may continue with this host and `others`: they have the nodes and the votes for that, so
-    that the rest cannot continue without them.
+    """Return whether a run may continue with this host and `others`: they are a quorum, so that the rest cannot
+    continue without them, and at least as many as the run's smallest number of nodes.
 
-    `leads` says that this host leads the run now.
+    `leads` says that this host leads the run now: if the hosts share a disk, the leader is a quorum alone, and without
+    it more than half of the hosts are needed.
     """
     return supervisor.ballot.carries(others, leads=leads) and len({*others, supervisor.node}) >= least_hosts(
         supervisor.plan

@@ -350,7 +350,9 @@ class RecordReplicator:
         return done
 
     def _report_copied(self) -> None:
-        """Tell each coordinator how many bytes of its history half of the voters have."""
+        """Tell each coordinator on this host (a run of several programs has one for each) how many bytes of its history
+        at least half of the voters have, this host included.
+        """
         for name, copies in self._copies().items():
             copies.copied = self._held_by_half(name)
 

@@ -88,8 +88,8 @@ class RecordsSaid(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpeningSaid(msgspec.Struct, frozen=True, array_like=True):
-    """The first entry of an attempt in a message: the attempt's number, its leader, and the hosts that vote during it,
-    as indices.
+    """The entry of the replicated log with which an attempt begins, in the form in which messages have it: the
+    attempt's number, its leader, and the hosts that vote during it. Hosts are indices in the run's list of hosts.
     """
 
     attempt: Number

@@ -16,7 +16,9 @@ from launcher.run.layout import AttemptDir, RunDir
 
 
 def bring_logs(run: RunDir) -> None:
-    """Copy what is new of the logs, again and again until the run has ended and all of them are here."""
+    """Copy what is new of the run's logs from its hosts, once; do nothing if the run has ended and all were copied
+    before. Hosts that do not answer are left out: a later call copies their logs.
+    """
 
     def bring(left: Sequence[AttemptDir]) -> dict[str, LaunchError]:
         """Copy what is new, and return the errors of hosts that could not be asked."""

@@ -127,8 +127,8 @@ def _not_ended(
 ) -> Unreachable:
     """Return the error, with `troubles` by host, for hosts on which ranks may be left.
 
-    A host that accepts our connection, in `let_in`, may still run them. The texts in `ended`, of what was ended, are
-    shown first.
+    The message tells hosts in `let_in`, which accepted a connection but did not confirm the end, from hosts that could
+    not be asked. The texts in `ended`, of what was ended, are printed first.
     """
     for line in ended:
         news.say(f"ended {line}")

@@ -101,8 +101,9 @@ class PoolHandover:
     ) -> dict[str, LaunchError]:
         """Hand the attempt, whose folder is `there`, to the hosts of the plan, and return {} once they have it.
 
-        If hosts fail before anything has started, return their errors, by host. `ready` has the facts about the hosts
-        that have the launcher.
+        If hosts fail before anything has started, return their errors, by host; the supervisors of the others then
+        exit. An error of the first host when it is told to begin is raised, and later ones are ignored, because hosts
+        ask it whether to begin. `ready` has the facts about the hosts that have the launcher.
         """
         places = {node.host: self._place(ready[node.host], node.address) for node in plan.nodes}
         write_record(there.plan, plan)

@@ -175,7 +175,8 @@ def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: Laun
 
 
 def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | None) -> ClusterAnswer:
-    """Return the state for the time in which hosts that may know better do not answer.
+    """Return the answer that was last recorded about the attempt, with the reason why there is no newer one: hosts that
+    may know better do not answer.
 
     `silent` has a text for each of these hosts, `best` is the best report of the others, if there is one.
     """

@@ -131,7 +131,9 @@ def _asked(run: RunDir, client: HostClient, events_from: int) -> tuple[RunReport
 
 
 def _end_of_events(run: RunDir) -> tuple[int, bytes]:
-    """Return (the size of the history on this machine, its last bytes)."""
+    """Return (the size of the history on this machine, its last 4096 bytes or fewer), by which a host's history is
+    recognised as a continuation of this one.
+    """
     try:
         with run.events.open("rb") as events:
             size = events.seek(0, 2)
