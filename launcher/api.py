@@ -955,7 +955,9 @@ def unlisted(ref: str = "") -> list[Run]:
 
 
 def recorded_status(run: Run) -> RunStatus:
-    """Return the status that the run's folder records; no cluster is queried, and nothing is changed."""
+    """Return the status that the run's folder records; no cluster is queried, and nothing is changed. The state is
+    `unknown` if only the cluster could tell it.
+    """
     return _recorded_status(read_facts(run.path))
 
 

@@ -165,7 +165,7 @@ def state_of(steps: Sequence[StepStatus]) -> State:
 
 
 def _is_to_go_on(step: StepStatus) -> bool:
-    """Return whether a step has ended without success, and so is resumed with the graph."""
+    """Return whether a step is resumed when its graph is: it has a run, and that has ended without success."""
     return step.status is not None and step.status.state.ended and step.status.state is not State.SUCCEEDED
 
 

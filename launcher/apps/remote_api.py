@@ -235,7 +235,9 @@ def _open_runs(request: OpenRuns) -> Outcome:
 
 
 def _keep_piece(request: KeepPiece) -> None:
-    """Write a piece of a file that belongs to a checkpoint; once the file is complete, move it into the checkpoint."""
+    """Write a piece of a file that belongs to a checkpoint; once the file is complete, move it into the checkpoint.
+    Raise BadInput for a piece that begins after the end of what has come.
+    """
     folder = _checkpoints(Token(folder_of(request.folder), request.token))
     make_dir(folder)
     gathered = folder.with_suffix(".part")
@@ -346,7 +348,9 @@ def _attempt_news(attempt: AttemptDir, *, settled: bool) -> AttemptNews:
 
 
 def _logs(request: AskLogs) -> LogNews:
-    """Return the lines that were added to a run's logs since the caller last asked."""
+    """Return what was added to a run's logs and metrics beyond what the caller has: `known` in the request is its size
+    of each file.
+    """
     one = _run(request.run)
     one.renew()
     found, more = tails.grown(one.path, request.folders, request.known)

@@ -24,8 +24,9 @@ _MOST_S = 1e9
 
 
 class Arguments(argparse.ArgumentParser):
-    """The parser of one command's arguments. `of_the_script` is a hint for an unknown option that may be the script's;
-    `answers` are the types that the command prints with --json, one object per line with `answers_by_line`.
+    """The parser of one command's arguments. `of_the_script` is a hint for an unknown option that may be the script's.
+    `answers` returns the types that the command prints with --json, each by the words for which it is printed; with
+    `answers_by_line` it prints one object per line.
     """
 
     of_the_script = ""  # a hint how to give the script an option, or ""

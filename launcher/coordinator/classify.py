@@ -118,8 +118,10 @@ def is_by_itself(end: RankExit) -> bool:
 
 
 def error_kind(end: RankExit) -> ErrorKind:
-    """Return the kind of a user error: by the type of the exception, passing, a missing module or any other; without
-    one, by the exit code. The recovery policy decides by the kind whether a restart could help.
+    """Return the kind of a user error, by which the recovery policy decides whether a restart could help.
+
+    It is judged by the exception's type: PASSING, such as a time-out, a missing MODULE, or any other EXCEPTION. Without
+    an exception it is judged by how the rank exited: USAGE, as for wrong arguments, or OTHER.
     """
     names = {_type_name(one.line) for one in end.raised or (Raised(end.error or ""),)} - {""}
     if names & PASSING:

@@ -309,8 +309,10 @@ class Closer:
         self._attempt.nodes.settle(node)
 
     def await_closed(self) -> None:
-        """Complete the closing if no answer is awaited any more. At its time limit, exclude the connected nodes that
-        have not stopped their ranks.
+        """Complete the closing, if one is under way and no node's ranks are waited for any more; it returns at once.
+
+        At the closing's time limit, exclude the connected nodes that have not stopped their ranks. Disconnected ones
+        are waited for until they return or are lost, or, if the attempt ends, no longer.
         """
         attempt, closing = self._attempt, self._attempt.closing
         if closing is None:

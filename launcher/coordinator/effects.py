@@ -42,7 +42,7 @@ class ProvenDead:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A request to give a node no more ranks."""
+    """A request to give a node no more ranks; its present ranks are moved once other nodes can have them."""
 
     node: int
     why: str = ""  # the scheduler's reason; "": a user asked
@@ -175,10 +175,8 @@ class Ledger:
         self.out.append(Send(node, message))
 
     def record(self, kind: str, text: str, **known: Unpack[EventFields]) -> Event:
-        """Add an effect that appends an event of this kind, with the given text and the run's progress, to
-        `events.jsonl`.
-
-        Return the event.
+        """Add an effect that appends an event of this kind to `events.jsonl`, and return the event. It has the given
+        text, the fields in `known`, and the run's progress.
         """
         event = self.draft(kind, text, **known)
         self.append(event)

@@ -355,8 +355,8 @@ def _groups(ranks: Iterable[RankLook]) -> Mapping[tuple[str, tuple[int, ...]], l
 
 
 def _waits(ranks: Sequence[RankLook]) -> list[_Wait]:
-    """Return for each group the first collective that a rank waits in, sorted by the number of waiting ranks, largest
-    first.
+    """Return for each process group the oldest collective in which a rank waits; a group without one is left out. They
+    are sorted by the number of waiting ranks, largest first.
     """
     found = list[_Wait]()
     for (name, numbers), members in _groups(ranks).items():

@@ -40,8 +40,11 @@ class Opener:
         self._links_are_known = links_are_known
 
     def open_if_ready(self) -> None:
-        """Open the next generation if enough nodes are ready, or end the attempt if that was requested or too few can
-        become ready; else do nothing yet.
+        """Open the next generation if the first node and as many as the plan needs are ready; the first generation also
+        waits some time for the others.
+
+        End the attempt if that was requested, a newer start of the run took over, its time is up, too few nodes can
+        become ready, or a checkpoint that it waits for has not come in time. In any other case do nothing yet.
         """
         attempt, aftermath = self._attempt, self._aftermath
         if attempt.stop == "cancel":

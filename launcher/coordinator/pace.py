@@ -118,8 +118,8 @@ class Pace:
         return (known or room) and self._is_lowest_reporter(f"metric {name}", rank)
 
     def _is_lowest_reporter(self, about: str, rank: int) -> bool:
-        """Return whether no lower rank has reported `about`, which is a metric's name or `fingerprint`; values of
-        higher ranks are ignored so that none flickers.
+        """Return whether the rank is the lowest that has reported `about`, a metric's name or `fingerprint`, and record
+        it then. Values of higher ranks are ignored, so that none flickers.
         """
         if rank > self._reporters.setdefault(about, rank):
             return False

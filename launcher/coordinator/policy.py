@@ -263,7 +263,12 @@ def _newer(now: int | None, before: int | None) -> bool:
 
 
 def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
-    """Return `failure` and the failures before it without progress between them, newest first, without preemptions."""
+    """Return `failure` and the earlier failures since the run last got further, newest first; earlier preemptions are
+    left out.
+
+    The run got further if it had a newer checkpoint or, after continuing in place, a later step or, if its ranks report
+    nothing, if a generation ran for ten minutes.
+    """
     row, reports = [failure], failure.step is not None or failure.checkpoint is not None
     if (not reports and failure.ran_s >= STEADY_S) or (failure.in_place and failure.steps):
         return row  # ranks that continue in place keep the steps of their generation

@@ -180,8 +180,8 @@ def _last_raised(tail: Sequence[str]) -> ExceptionReport | None:
 
 
 def _place(before: Sequence[str]) -> tuple[str, str]:
-    """Return (the user's innermost frame, the module that raised the exception) of the last traceback in the log's
-    lines `before` the exception's own line.
+    """Return (the user's innermost frame as `file:line in name`, the module that raised the exception) of the last
+    traceback in the log's lines `before` the exception's own line. Each is "" if it is not found.
     """
     frames = []
     for line in reversed(before):

@@ -235,7 +235,10 @@ class Watch:
             attempt.standing.message = ""
 
     def _catch_up(self, heartbeat: messages.Heartbeat) -> None:
-        """Handle starts and exits whose messages were lost in a network cut; the next heartbeat shows them."""
+        """Handle starts and exits whose messages were lost in a network cut, judging by the ranks in the heartbeat: if
+        a node has any, all of its ranks have started; after the node was cut off, a rank that is missing there has
+        ended.
+        """
         generation = self._attempt.current
         if heartbeat.ranks and heartbeat.node in generation.starting:
             generation.start(heartbeat.node, ())
@@ -267,9 +270,11 @@ class Watch:
     # -- ending
 
     def _rank_ended(self, message: messages.Exited) -> None:
-        """Record a rank's end. Finish the run if all ranks have finished. After a failure continue in place, or close
-        the generation if that is impossible; if the failure may be the result of another one, first wait for a report
-        of that.
+        """Record a rank's end. Finish the run if all ranks have finished, and close the generation if the rank found
+        that a newer start of the run took over.
+
+        After a failure continue in place, or close the generation if that is impossible. If the failure may be the
+        result of another one, or of a stop of the whole job, first wait a short time for a report of that.
         """
         attempt, generation, end = self._attempt, self._attempt.current, message.exit
         if not generation.end(end, message.tail):

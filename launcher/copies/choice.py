@@ -23,11 +23,12 @@ def decide(
     kept: bool = False,
     anew: bool = False,
 ) -> LoadDecision:
-    """Return the checkpoint that ranks load, the best one (by a metric), which nodes only keep, and the reason if none
-    can be loaded.
+    """Return the checkpoint that ranks load, the best one by a metric, which nodes only keep, and the reason if no rank
+    may start because none of the run's checkpoints can be loaded.
 
-    `members` are the numbers of the nodes that load it. `all_here` means that no further node can join, `kept` that the
-    run once had checkpoints, and `anew` that a user has allowed the run to start without one.
+    `members` are the numbers of the nodes that load it. `all_here` means that no further node can join. With `kept` the
+    run once had checkpoints, so that finding none is such a reason too; with `anew` there is never one, because a user
+    has allowed the run to start without a checkpoint.
     """
     load = choose(inventories, members, all_here=all_here)
     lacks = "" if load.save is not None or anew else _lacks(inventories, kept)

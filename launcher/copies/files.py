@@ -94,10 +94,11 @@ class ReplicaFiles:
             return False
 
     def receive(self, save: Save, manifest: bytes, name: str, chunks: Iterable[memoryview]) -> None:
-        """Write a copy of a file from its pieces.
+        """Write a copy of the file `name` of a checkpoint from its pieces, into the checkpoint's draft on this disk.
 
-        If another checkpoint has the name of this one's folder, the copy goes to a folder of its own until `move_in`.
-        Raise CheckpointDamaged if the content does not match the manifest, and OSError if this disk fails.
+        If another checkpoint has the name of this one's folder, the copy goes to a folder of its own, until `move_in`
+        moves that into place. Raise CheckpointDamaged if the content does not match the manifest, and OSError if this
+        disk fails.
         """
         folder = self._waiting_folder(save) if self._is_taken(save) else self._folder
         partial.receive(folder, manifest, name, cast("Iterable[bytes]", chunks), save.kind)

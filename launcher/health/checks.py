@@ -28,10 +28,9 @@ def gpus_finding(gpus: tuple[str, ...]) -> Finding:
 
 
 def torch_finding(torch: Torch, where: str, gpus: int, *, of_the_job: bool = False) -> Finding:
-    """Return the finding on torch.
+    """Return the finding on torch: a warning if it is missing, does not work, or sees fewer than `gpus` GPUs.
 
-    `where` names the interpreter; `gpus` is how many GPUs torch should see: those of the machine, or with `of_the_job`
-    those of the job.
+    `where` names the interpreter; `gpus` is how many there are in the machine, or with `of_the_job` in the job.
     """
     if torch.error == "not installed":
         hint = "a job that trains needs it: pip install torch there, or run.python names another interpreter"

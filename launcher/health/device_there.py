@@ -230,10 +230,11 @@ class _Product:
             raise WrongResult(f"{expected:g} at row {row}, column {column}{where}", f"{seen:g}; {of_all}")
 
     def _whole_numbers(self, *, few: bool) -> tuple[Any, Any]:
-        """Return (f, g), the same random whole numbers at each call.
+        """Return (f, g), two vectors of `size` random whole numbers, the same at each call; both matrices are made from
+        them.
 
-        No sum of their products is above 2**24, up to which float32 is exact; with `few` none is above 128, because
-        bfloat16 is exact to 256, and float16 to 2048.
+        No number in the matrices' product is above 2**24, up to which float32 is exact; with `few` none is above 128,
+        because bfloat16 is exact to 256, and float16 to 2048.
         """
         torch, size = self._torch, self._size
         drawn = torch.randint(-8, 9, (2, size), generator=torch.Generator().manual_seed(1))

@@ -71,8 +71,8 @@ _HEAD = ("HOST", "SENDS", "RECEIVES", "ROUND TRIP", "WITH")
 
 
 def _row(host: str, ways: Sequence[Way]) -> tuple[str, ...]:
-    """Return the table row of a host: the medians of its rates of sending and receiving and of the round trip, and the
-    number of its partners.
+    """Return the table row of a host, as text: its name, the medians of its rates of sending and receiving and of the
+    round trip, over all ways from or to it, and the number of its partners. "-" is for what was not measured.
     """
     out, back = [way for way in ways if way.start == host], [way for way in ways if way.end == host]
     partners = {way.end for way in out} | {way.start for way in back}

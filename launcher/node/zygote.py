@@ -1532,7 +1532,9 @@ class Zygote:
         return None
 
     def _fork(self, words: dict[str, Any]) -> Optional[Order]:
-        """Fork a rank for the agent; in the rank, return its order, else None."""
+        """Fork a rank by the agent's message `words`, which has its `order` and a number, `id`, for the answer: the
+        rank's pid, or why no rank was forked. Return the order in the rank, and None in this process.
+        """
         number = words.get("id")
         try:
             order = order_from(words.get("order"))

@@ -73,7 +73,7 @@ class SshCommand:
 
     name: str  # the user's name for the host, perhaps user@name
     options: tuple[str, ...] = ()  # placed before our own options, which they override
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # further words of the command line, placed before the host's name
     without: frozenset[str] = frozenset()  # variables that must not reach ssh
 
     def argv(self, *line: str) -> list[str]:

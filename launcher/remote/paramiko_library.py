@@ -210,7 +210,7 @@ class _Wire:
 
 class _Packets(Packetizer):
     """A packetizer without paramiko's own timers: for the handshake, whose thread would outlive a failure, and for
-    keepalives, which depend on the wall clock.
+    keepalives, which depend on the wall clock. `on_quiet` is called, in place of the latter, while nothing is received.
     """
 
     on_quiet: Callable[[], None] | None = None

@@ -251,16 +251,17 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class NodeState(msgspec.Struct, frozen=True, gc=False):
-    """One node in state.json: its state (waiting, up, spare, drained, unknown, lost, unfit, left), its ranks, the
-    cluster's name for it (`host`), and why it is unfit.
+    """One node in state.json: its state, its ranks, the cluster's name for it (`host`), and why it is unfit. Among the
+    states, `waiting` is not usable yet, `up` has ranks, `drained` gets no more ranks, `unknown` does not answer,
+    `unfit` has a faulty device or a slow link, and `left` is that of a run that has ended.
     """
 
     node: int
     address: str
-    state: str  # waiting, up, spare, drained, unknown, lost, unfit; left, if the run has ended
+    state: str  # waiting, up, spare, drained, unknown, lost, unfit or left
     ranks: tuple[int, ...] = ()
     host: str = ""  # the cluster's name of the machine, if it has one
-    why: str = ""  # if unfit: the device and its failure
+    why: str = ""  # if unfit: the device or link, and its failure
 
 
 class RankState(msgspec.Struct, frozen=True, gc=False):

@@ -31,7 +31,7 @@ class About(msgspec.Struct, frozen=True):
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    """The user's description, as plan.json has it."""
+    """The only part of the spec in plan.json that is read here: the user's description."""
 
     description: str = ""
 

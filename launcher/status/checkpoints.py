@@ -43,7 +43,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     step: int
     kind: Kind  # step: starts load it; best: selected by a monitored value
-    state: Condition
+    state: Condition  # ok (by names and sizes), verified, partial, damaged or set_aside
     reason: str  # why it is not complete, or ""
     path: str
     saved_at: float | None = None  # Unix time; this and the next four are None if the manifest cannot be read

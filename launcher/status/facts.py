@@ -138,7 +138,7 @@ class RunFacts:
 
     @property
     def attempt_dir(self) -> tuple[RunDir, AttemptDir]:
-        """(the run directory, the directory of its newest attempt)."""
+        """(the run directory, the directory of its newest attempt); to be used only if the run has one."""
         run = RunDir(self.run_dir)
         return run, run.attempt(self.attempt)
 
@@ -254,7 +254,9 @@ class _Look:
         )
 
     def _avoided(self) -> tuple[Exclusion, ...]:
-        """Return the nodes that were lost and that the run does not use again yet."""
+        """Return the hosts that were lost and that the run does not use yet: the entries of avoided.json whose time
+        `until` has not come. The tuple is empty if the file is missing or cannot be read.
+        """
         now = time.time()
         return tuple(
             exclusion for exclusion in self.read(self.run.avoided, list[Exclusion]) or () if exclusion.until > now

@@ -439,7 +439,8 @@ def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = Fals
     """Return the requests that the functions `looks` read from specs, each checked on its cluster; raise BadInput with
     the problems of all.
 
-    `together` marks them as submitted at once.
+    `together` marks them as submitted at once, so that the limit `queue.max_parallel` on how many of them are active
+    counts.
     """
     wishes, problems = _each(looks, alone=len(looks) == 1)
     if not problems or not any(wish.cluster.checks_first for wish in wishes):

@@ -93,7 +93,7 @@ class AgentProcess:
     returns_at: float | None = None  # when it is started again, by time.monotonic; None: not at all
     slept: AfterSuspend | None = None  # whether a lease that expired in a suspend counts; None: it has no lease
     lease: "SupervisedLease | None" = None  # the lease of the running process
-    frozen: FrozenWatch = field(default_factory=FrozenWatch)
+    frozen: FrozenWatch = field(default_factory=FrozenWatch)  # for how long a signal has stopped it
     leads: bool = False  # its exit ends the attempt, so it is not restarted
     stops_by: int = signal.SIGTERM  # the signal at which it ends its ranks and exits
     gate: socket.socket | None = None  # the channel by which its zygote's standby is asked to become the next agent

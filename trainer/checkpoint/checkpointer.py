@@ -255,12 +255,14 @@ class Checkpointer:
     def save(
         self, step: int, info: Mapping[str, Value] | None = None, *, wait: bool = False, best: bool = False
     ) -> None:
-        """Save now, even if no save is due, unless this step is saved; all ranks call it.
+        """Save now, even if no save is due; a step that is saved already is not written again. All ranks call it.
 
         An earlier save is waited for. With `best`, this checkpoint replaces the previous best one. With `wait`, return
         only once the save has ended; otherwise it is written in the background. `info` are values for the manifest. A
-        save that fails is only logged, and reported by `wait`. Raises TrainerError for state that cannot be saved, and,
-        if the folder is claimed here, Fenced or SaveFailed.
+        save that fails is only logged, and reported by `wait`.
+
+        Raises TrainerError for state that cannot be saved. If these ranks have not claimed the checkpoint folder yet,
+        they do it first, which raises Fenced if newer processes of the run own it, and SaveFailed if it cannot be used.
         """
         saver = self._open_saver()
         if step == self._saved_step:

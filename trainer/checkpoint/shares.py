@@ -204,7 +204,7 @@ def _first_ranks(share: Share) -> range:
 
 
 def _row_lengths(share: Share) -> tuple[int, ...]:
-    """Return the lengths of the box that the row covers."""
+    """Return the lengths, by dimension, of the box that all parts of the share's row cover together."""
     return tuple(n * share.count if dim == share.dim else n for dim, n in enumerate(share.lengths))
 
 

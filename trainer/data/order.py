@@ -79,7 +79,10 @@ def epoch_order(length: int, seed: int, epoch: int, *, shuffle: bool) -> "NDArra
 
 
 def steps_in(length: int, batch_size: int, *, drop_last: bool) -> int:
-    """Return how many optimizer steps an epoch has; `drop_last` leaves out a last one with too few samples."""
+    """Return how many optimizer steps an epoch of `length` samples has.
+
+    `batch_size` is the samples of a step over all ranks. With `drop_last`, a last step with fewer samples is left out.
+    """
     return length // batch_size if drop_last else -(-length // batch_size)
 
 

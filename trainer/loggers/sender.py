@@ -100,9 +100,10 @@ class Sender:
             log.warning("%s: no answer within %g s of the end", self._name, patience_s)
 
     def _work(self) -> None:
-        """Open the tracker and send rows until the end, retrying after errors.
+        """Open the tracker and send rows, retrying after errors, until `end` is called.
 
-        After `end` was called, an error ends it.
+        Then the remaining rows are sent and the run on the server is closed. A try that begins after `end` was called
+        is the last one: if it fails, the run is not closed.
         """
         opened, wait_s = False, _FIRST_WAIT_S
         while True:

@@ -83,7 +83,10 @@ class TrackingLogger(Callback):
         self._add(training.step, values)
 
     def on_test(self, training: Training, values: Values) -> None:
-        """Send the values of a test run, which trains nothing, and end the connection."""
+        """Connect to the server, send the values of a test run, which trains nothing, and disconnect.
+
+        The server's run is then ended as a finished one.
+        """
         self._begin(training)
         if self._sender is not None:
             self._sender.put(Row(training.step, dict(numbers_of(values)), time.time(), of_test=True))

@@ -85,7 +85,8 @@ class BestModel(Callback):
     def on_start(self, training: Training) -> None:
         """Call `save` again if the loaded checkpoint is of the step with the best value.
 
-        A kill may have come between that checkpoint and the `save`.
+        A kill may have come between that checkpoint and the first call. The only value passed is then the monitored
+        one.
         """
         # The kill may have come when its checkpoint was committed, but not yet saved separately.
         if self.best.value is not None and self.step == training.step:

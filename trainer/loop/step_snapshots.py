@@ -229,9 +229,10 @@ class StepSnapshots:
         self.snapshot = Snapshot.of(step, subjects.shared, subjects.optimizers, values)
 
     def continue_from(self, loop: Loop, step_samples: int | None) -> None:
-        """Record the loop's present state as that of the last step, and drop what was saved of other states.
+        """Record the loop's present state as that of the last step, from which training continues.
 
-        `step_samples` is the number of samples of that step, None before the first step.
+        States that were saved before ranks reconnected are dropped. `step_samples` is the number of samples of that
+        step, None before the first step.
         """
         self.drawn = self.part = None
         self._record_source(loop)

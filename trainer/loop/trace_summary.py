@@ -108,7 +108,8 @@ def _on_gpu(
     """Return the times of a trace of a GPU: each phase has the GPU time of the work launched in it.
 
     `whole` are its events with a duration, `kernels` those of the GPU, and `laps` its phase marks: when a phase ended,
-    and its name. Time in which the GPU is idle goes to the phases `data` and `other`.
+    and its name. Time in which the GPU is idle goes to the phase `data`, up to the time that the rank waited for data;
+    the rest is `other`.
     """
     asked = {
         _correlation(one): _seconds(one["ts"]) for one in whole if one.get("cat") in ("cuda_runtime", "cuda_driver")
@@ -184,7 +185,11 @@ def _middle(spans: Sequence[Span], call: Mapping[str, Any]) -> float:
 
 
 def _phase_at(laps: Sequence[tuple[float, str]], at: float) -> str:
-    """Return the phase whose lap ends first at or after the time `at`; each lap is its end and its phase."""
+    """Return the phase in which the time `at` is: that of the first lap that ends then or later.
+
+    Each lap is its end and its phase; the first only marks the beginning. A time after all laps counts for the last
+    one.
+    """
     return next((phase for end, phase in laps[1:] if at <= end), laps[-1][1])
 
 

@@ -206,7 +206,8 @@ class Trainer:
     def _check_progress(self, loop: Loop, starts: Sequence[int]) -> None:
         """Raise NotFinite if spikes sent the training back to the same checkpoint more than `skip_limit` times.
 
-        `starts` has the steps at which fit() has begun or begun again so far.
+        A spike is a step with a far too high loss. `starts` has, for each time that fit() has begun or begun again, the
+        step from which it did; the last is this one.
         """
         limit = self.settings.skip_limit
         if loop.spikes is not None and starts.count(starts[-1]) > limit + 1:
@@ -635,7 +636,11 @@ def _phases(settings: Settings, world: World) -> Phases:
 
 
 def _total_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
-    """Return the number of optimizer steps of the whole training, or None if it is unknown."""
+    """Return the number of optimizer steps of the whole training, or None if it is unknown.
+
+    It is the smaller of `max_steps` and the steps of `max_epochs`, as far as they are set; `steps_per_epoch` is None
+    for data of unknown length.
+    """
     limits = [] if settings.max_steps is None else [settings.max_steps]
     if settings.max_epochs is not None and steps_per_epoch is not None:
         limits.append(settings.max_epochs * steps_per_epoch)

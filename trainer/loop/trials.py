@@ -21,7 +21,11 @@ _SUFFIX = ".fast-dev-run"
 
 
 def trial_settings(settings: Settings) -> Settings:
-    """Return the settings of a trial (`fast_dev_run`, `overfit_batches`), or as they are if none is asked for."""
+    """Return the settings of a trial, or as they are if none is asked for.
+
+    With `overfit_batches` nothing is shuffled. With `fast_dev_run` there are at most so many steps, each is logged, and
+    the checkpoints go to a folder of their own.
+    """
     if settings.overfit_batches is not None:
         settings = dataclasses.replace(settings, shuffle=False)
     if settings.fast_dev_run is not None:

@@ -70,8 +70,9 @@ def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
 def read(places: Places, into: Sequence[Tensor], piece_bytes: int = _PIECE_BYTES) -> None:
     """Copy the tensors at `places` in another process into the tensors `into`, in pieces of at most `piece_bytes`.
 
-    Raises OSError if the system forbids it, the process has ended, or its tensors may no longer be read; some of the
-    tensors may have been read by then.
+    `places` has that process's pid and the tensors' addresses there, in the order of `into`. Raises OSError if the
+    system forbids it, the process has ended, or its tensors may no longer be read; some of the tensors may have been
+    read by then.
     """
     _check_mark(places)
     pieces = []

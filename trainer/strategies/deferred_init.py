@@ -135,9 +135,10 @@ class _DeferredInit(TorchDispatchMode):
         return {identity for identity, held in self._memory.items() if not held.expired()}
 
     def give_up(self) -> None:
-        """Set `was_wanted` and raise WeightsWanted, because code depends on a weight that was not initialised.
+        """Set `was_wanted` and raise WeightsWanted, because code depends on draws that were skipped.
 
-        `was_wanted` stays set if the model's code catches the exception.
+        It reads a weight that was not initialised, or draws random numbers. `was_wanted` stays set if the model's code
+        catches the exception.
         """
         self.was_wanted = True
         raise WeightsWanted
@@ -183,9 +184,9 @@ def make_deferred(make: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
-    """Return the result of `act`, or None if it depends on weights still to be loaded, or draws random numbers.
+    """Return the result of `act`, or None if it needs the weights of the model `module`, which are still to be loaded.
 
-    `module` is the model with these weights.
+    It also is None if `act` draws random numbers, as these would be others than after the draws that were skipped.
     """
     deferred = _DeferredInit(made_before=module)
     with _watched(deferred):

@@ -44,7 +44,7 @@ LossOf = Callable[[Tensor, int], Tensor]  # of what the last stage gives for a m
 
 
 class StageParts(nn.Module):
-    """The parts of one stage, called one after the other."""
+    """The parts of one stage, called one after the other, each with the output of the one before."""
 
     def __init__(self, parts: Sequence[nn.Module], casting: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
@@ -430,9 +430,10 @@ def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None
 def _refuse_what_is_in_two_stages(
     module: nn.Module, rows: Sequence[Sequence[str]], ranks: int, settings: StrategySettings
 ) -> None:
-    """Raise BadSettings if two stages of one rank share a parameter but are sharded separately.
+    """Raise BadSettings if two stages of one rank share a parameter and the strategy shards parameters.
 
-    `rows` has the names of each stage's parts, and `ranks` is the number of ranks in a pipeline.
+    It shards each stage by itself. `rows` has the names of each stage's parts, and `ranks` is the number of ranks in a
+    pipeline.
     """
     known: dict[tuple[int, int], tuple[int, str]] = {}
     for number, row in enumerate(rows if settings.strategy in SHARDS else ()):

@@ -225,6 +225,9 @@ def _open_folder(folder: Path, transform: Transform) -> Any:
 
 
 def _to_numbers(statistics: Statistics) -> list[Any]:
-    """Return the transforms from bytes to numbers normalised by mean and deviation."""
+    """Return the transforms (of torchvision) from an image of bytes to normalised float32 in three channels.
+
+    `statistics` are (mean, deviation) of each channel.
+    """
     mean, std = statistics
     return [v2.ToDtype(torch.float32, scale=True), v2.RGB(), v2.Normalize(mean, std)]

@@ -83,11 +83,12 @@ class Configuration:
 def configurations(
     ranks: Sequence[int], strategies: Sequence[str], scalings: Sequence[str], resources: Resources, per_node: int | None
 ) -> list[Configuration]:
-    """Return the trainings to measure: for each strategy, each number of ranks with each scaling, fewest ranks first.
+    """Return the trainings to measure: for each strategy, each number of ranks with each scaling (strong or weak),
+    fewest ranks first.
 
     With the fewest ranks only the first scaling is measured, because all are the same there. `per_node` is the ranks on
-    a node, or None for the spec's. Raise BadInput for ranks that do not fill whole nodes, or are too many for a
-    strategy of one process.
+    a node, or None for the spec's. Raise BadInput for ranks that do not fill whole nodes, or if a strategy that is one
+    process would have several nodes.
     """
     found = list[Configuration]()
     for strategy in strategies:

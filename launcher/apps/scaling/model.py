@@ -258,7 +258,7 @@ def _observed(point: ScaledRun) -> Observed:
 
 
 def _model(points: Sequence[ScaledRun], found: Fitted) -> ScalingModel:
-    """Return the fitted model in the form of the report."""
+    """Return the model fitted to `points`, which are of one strategy and scaling, in the form of the report."""
     usual, last = found.usual, points[-1]
     sent = last.parts.bytes if last.parts is not None else 0.0
     return ScalingModel(

@@ -219,7 +219,9 @@ class Engine:
                     future.exception()  # of several that failed one is told; the others are known all the same
 
     def _future(self, key: Key, payload: bytes, now: float) -> AnswerFuture:
-        """Put an input, encoded as `payload`, into the queue at time `now`, and return the future of its answer."""
+        """Put an input, encoded as `payload`, into the queue at time `now`, and return the future of its answer; inputs
+        with the same `key` are equal and computed once.
+        """
         future: AnswerFuture = asyncio.get_running_loop().create_future()
         self._batcher.ask(key, payload, future, now)
         return future
@@ -311,7 +313,9 @@ class Engine:
         return self._group
 
     def _take_over(self, group: "WorkerGroup") -> None:
-        """Let a new group answer from now on; the old one finishes the batches that it has."""
+        """Let a new group answer from now on, with an empty cache; the old one finishes the batches that its workers
+        have, and is ended.
+        """
         old, self._group = self._group, group
         self.inputs = Inputs(group.loaded.input)
         self._cache.clear()

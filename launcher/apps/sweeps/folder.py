@@ -111,7 +111,7 @@ def conductor_lives(sweep: SweepDir) -> bool | None:
 
 
 def record_of(sweep: SweepDir) -> SweepRecord:
-    """Return the sweep's record; raise NoSuchRun if there is none."""
+    """Return the sweep's record; raise NoSuchRun if there is none, and Damaged if it cannot be decoded."""
     record = read_record(sweep.record, SweepRecord)
     if record is None:
         raise NoSuchRun(f"{sweep.path}: no sweep is there")

@@ -190,7 +190,8 @@ class RunsOfTrials:
         )
 
     def _import_early(self, wish: Request, named: RunId) -> bool:
-        """Have a process import in advance what the run `named` needs, which forks the ranks of this and later trials.
+        """Have a process import in advance what a trial's run needs: the run with id `named`, by the request `wish`.
+        The process then forks the ranks of this and later trials.
 
         Return False while the imports are under way, else True; on some clusters nothing is imported in advance.
         """

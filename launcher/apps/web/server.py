@@ -158,7 +158,9 @@ class Door:
             self.unproved.discard(connection)
 
     def _make_room(self) -> None:
-        """Drop the oldest connection because no more files can be opened; stop accepting for a moment."""
+        """Drop the oldest connection on which no request had the token, if there is one, because no more files can be
+        opened; accept no connections for a tenth of a second.
+        """
         oldest = self.unproved.oldest("")
         if oldest is not None:
             oldest.drop()

@@ -86,14 +86,15 @@ def together(rows: Sequence[RunRow]) -> list[RunRow]:
 
 
 def _place_of(row: RunRow, first: Mapping[str, int]) -> tuple[int, int]:
-    """Return a sort key that keeps the rows of a graph together, in the order of its tree. `first` has the index of the
-    first row of each graph, and of each run outside graphs.
+    """Return the sort key of a row, which keeps the rows of a graph together, in the order of its tree: (index of the
+    graph's first row, place in the graph). `first` has that index by the graph's id, and by its own id for each run
+    outside graphs.
     """
     return (first[row.status.run], 0) if row.member is None else (first[row.member.graph], row.member.place)
 
 
 def _same_graph(row: RunRow, other: RunRow) -> bool:
-    """Return whether both runs are steps of the same graph."""
+    """Return whether both runs are steps of the same graph; False if either is in none."""
     return row.member is not None and other.member is not None and row.member.graph == other.member.graph
 
 

@@ -63,8 +63,8 @@ class TreeUse(NamedTuple):
 
 
 class Trees:
-    """A repeated search for the descendants of given processes. It skips processes that the last search found to be
-    unrelated.
+    """A repeated search for the descendants of given processes. To save time it reads those pids no more that an
+    earlier search found to be unrelated, except at every twelfth search and when a given process is new.
     """
 
     def __init__(self) -> None:

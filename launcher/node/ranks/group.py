@@ -464,8 +464,9 @@ class RankGroup:
         )
 
     def _left_out(self, said: str) -> str:
-        """Return the file that the rank did not find because the code snapshot leaves it out, judged by its last words
-        `said`; "" if it failed otherwise.
+        """Return the file that the rank did not find because the code snapshot leaves it out, judged by `said`, the
+        text of its exception. It is "" if the rank failed otherwise, or if this cannot be judged because the node's
+        disk is its own.
         """
         with contextlib.suppress(OSError, ValueError):
             plan = self._home.plan

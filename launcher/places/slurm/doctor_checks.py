@@ -272,6 +272,8 @@ def kill_wait_finding(kill_wait_s: float | None) -> Finding:
 def silent_node_finding(timeout_s: float | None) -> Finding:
     """Return the finding about SlurmdTimeout, after which Slurm gives up a node that does not answer. `timeout_s` is
     None if Slurm does not show it.
+
+    It is a warning if the time is unknown, 0 (never), shorter than the default lease or longer than ten minutes.
     """
     lease_s = _RULES.lease_s
     if timeout_s is None:

@@ -131,7 +131,8 @@ class SlurmSystem(BatchSystem):
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         """Submit the script once and return the job's id; raise NotStarted if Slurm refuses it. The job gets the
-        variables `environ`, and sbatch inherits the descriptor `lock` of a lock file.
+        variables `environ`. sbatch inherits `lock`, the descriptor of a lock file, so that the lock is held as long as
+        sbatch runs.
         """
         from launcher.places.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
 
@@ -220,11 +221,11 @@ class SlurmSystem(BatchSystem):
         )
 
     def _avoidable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
-        """Return those of the nodes in `avoid` that the job can do without: if too few nodes would be left, the nodes
-        lost last are avoided first.
+        """Return those of the nodes in `avoid` (the last lost is last) that the job can do without, because a job that
+        may not have as many nodes as it needs never starts.
 
-        A job that may not have as many nodes as it needs never starts. Return an empty list if Slurm does not show its
-        nodes.
+        If the partition would have too few nodes without all of them, those lost last are chosen. Return an empty list
+        if Slurm does not show its nodes.
         """
         if not avoid:
             return []

@@ -133,7 +133,9 @@ def completed(host: SshHost, pool: Ssh) -> SshHost:
 
 
 def survey(line: Line, host: SshHost) -> Surveyed:
-    """Return the facts about one host; raise LaunchError that says what the host lacks."""
+    """Return the facts about one host, found by a program that is run there; raise LaunchError if no Python on the host
+    can run it.
+    """
     text = Path(probe_there.__file__).read_text(encoding="utf-8")
     asked = msgspec.json.encode({"workdir": host.workdir or WORKDIR}).decode()
     began, sent_at = time.monotonic(), time.time()

@@ -34,9 +34,10 @@ def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
 
 
 def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line | LaunchError]:
-    """Return SSH connections to all hosts, opened at the same time, or the error for each, by the host's name.
+    """Return an SSH connection to each host, all opened at the same time, or the error that prevented it, by the host's
+    name. Connections that are still open are used again.
 
-    A host that did not answer a moment ago is skipped, with that error, unless `anew` is set.
+    A host that did not answer in the last 30 seconds is skipped, with the error of that time, unless `anew` is set.
     """
     lines: dict[str, Line | LaunchError] = {
         place.host.name: why for place in places if not anew and (why := _silent.why(place)) is not None

@@ -19,7 +19,9 @@ _LONGEST_VARIABLE = 256
 
 
 def job_name() -> Text:
-    """Return the kind of value for a job's name."""
+    """Return the kind of value for a job's name: a to z, digits, `_` and `-`, at most 63 characters. A refused name's
+    message has a valid one like it.
+    """
     return Text("a name of a-z, 0-9, _ and -, at most 63 long", JOB_NAME, cure=_job_name_like)
 
 

@@ -252,9 +252,11 @@ def _by_mail(
 
 @contextlib.contextmanager
 def _connected(server: MailServer, limit_s: float) -> Iterator[smtplib.SMTP]:
-    """Yield a connection to the mail server, logged in; `limit_s` is the time for each of its answers.
+    """Yield a connection to the mail server, logged in if it names a user; `limit_s` is the time for each of its
+    answers. With `tls` auto, the connection is encrypted if the server offers it, and always before a password is sent.
 
-    Errors while the connection closes are ignored, because the mail has been accepted or refused by then.
+    Errors of the server are raised as smtplib's or OSError. Errors while the connection closes are ignored, because the
+    mail has been accepted or refused by then.
     """
     context = ssl.create_default_context()
     line: smtplib.SMTP

@@ -103,7 +103,7 @@ class RecipientThread:
                 self._deliver(message, self._clock())
 
     def _next(self) -> Message | None:
-        """Wait for a message and return it, or None if the thread is to stop."""
+        """Wait for a message and return the oldest, which stays in the queue, or None once the thread is to stop."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stopped)
             return None if self._stopped else self._waiting[0]

@@ -101,9 +101,10 @@ def read_settings(path: Path) -> NotifySettings:
 def notifying_of(spec: NotifyOptions, file: Path, project: Path, environ: Mapping[str, str]) -> Notifying | None:
     """Return which notifications a run sends to whom, or None if it sends none.
 
-    The spec, in `file`, goes before the user's settings. Secrets are read from variables of `environ`, or from files,
-    which the spec names relative to `project`. Raise BadInput for a setting that cannot be used; its text contains no
-    address.
+    The spec, in `file`, goes before the user's settings, one setting at a time: its recipients, if it lists any or none
+    on purpose (an empty list), replace all of the user's. Only the user's settings name the mail server. Secrets are
+    read from variables of `environ`, or from files, which the spec names relative to `project`. Raise BadInput for a
+    setting that cannot be used; its text contains no address.
     """
     path = settings_file()
     own = read_settings(path)

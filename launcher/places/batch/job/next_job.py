@@ -123,9 +123,9 @@ class NextJob:
         return fate
 
     def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Exclusion]) -> AttemptEnd:
-        """Return `end` with its true cause, and write it so: if nodes fell silent (`lost`) because the scheduler ended
-        what ran on them, as `fate` shows and none of them is down, the cause is not a lost node but, for instance, a
-        preemption.
+        """Return `end` as it is, or with its true cause, and write it so: if the attempt ended because nodes (`lost`)
+        fell silent, none of them is down, and by `fate` the scheduler has ended what ran on them, the cause is not a
+        lost node but a preemption or the time limit.
         """
         cause = _TAKEN_AS.get(fate)
         if end.cause is not Cause.NODE_LOST or cause is None or self._any_is_down(lost):

@@ -134,7 +134,9 @@ class AttemptOnHost:
             write_record(attempt.intent, Intent(number, token, cluster, "requeue", cause, now, this_process()))
 
     def move(self, number: int) -> None:
-        """Change to attempt `number`, whose plan is on disk."""
+        """Change to attempt `number`: read its plan, which is on disk, and keep the present attempt as the one before
+        it.
+        """
         self.plan = _plan_of(self.run, number)
         self.before, self.attempt = self.attempt, self.run.attempt(number)
 

@@ -247,7 +247,7 @@ def _request(asked: Vote) -> RequestVote:
 
 
 def _is_event(line: bytes) -> bool:
-    """Return whether the line is an intact event."""
+    """Return whether a line of the run's events file decodes as an Event; one that a power cut damaged does not."""
     try:
         decoder_of(Event).decode(line)
     except NOT_JSON:

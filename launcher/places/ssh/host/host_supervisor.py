@@ -67,10 +67,11 @@ class HostSupervisor(Strategy):
         return encoded(Opened(self._supervisor.rpc.port))
 
     def supervise(self, go: BinaryIO) -> int:
-        """Run this host's part until the run has ended here, if told to begin, else remove the run's folder; return the
-        exit code.
+        """Run this host's part until the run has ended here, and return the exit code. If the run is not to begin,
+        return 0 after removing its folder, unless hosts share that or it has an earlier attempt.
 
-        `go` has the submitter's messages, the last of which is to begin.
+        `go` has the submitter's messages, the last of which is to begin. If the submitter exits before that, the run
+        begins only if another supervisor got the message.
         """
 
         def stay() -> int:

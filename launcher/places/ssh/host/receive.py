@@ -163,9 +163,11 @@ def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> No
 
 
 def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
-    """Return the history `told` by the submitter if it continues this host's, `before`.
+    """Return the content of the run's events file on this host, given the one there (`before`) and the one that the
+    submitter sent (`told`).
 
-    Else return this host's history with the sent events of attempt number `attempt`, which begins.
+    It is `told` if that continues `before`. Otherwise it is `before`, followed by the sent events of attempt number
+    `attempt`, the one that begins.
     """
     if told.startswith(before):
         return told

@@ -164,5 +164,5 @@ def statuses(replies: Mapping[int, SupervisorReply]) -> dict[int, SupervisorStat
 
 
 def granted(replies: Mapping[int, SupervisorReply]) -> list[int]:
-    """Return the numbers of the hosts whose answer is Agreed."""
+    """Return the numbers of the hosts that carried the request out: their answer is Agreed."""
     return [number for number, reply in replies.items() if isinstance(reply, Agreed)]

@@ -268,7 +268,9 @@ class SupervisorState:
             self.move(said.attempt)
 
     def step_back(self) -> None:
-        """Take no part in the run until this host rejoins."""
+        """Take no part in the run until this host rejoins: no attempt counts as prepared or begun here, and the other
+        supervisors' requests are declined, except to cancel.
+        """
         self.returning, self.ready.prepared, self.ready.began = True, False, False
         self.leader_answered()
 

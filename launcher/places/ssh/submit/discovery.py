@@ -47,7 +47,7 @@ class FoundRun:
     id: RunId
     pool: str  # its name in the clusters file
     ssh: Ssh  # its hosts and settings
-    places: dict[str, Place] = field(default_factory=dict)  # the hosts that have the run, by name
+    places: dict[str, Place] = field(default_factory=dict)  # how to reach each host that has the run, by its name
 
 
 def discover(ref: str) -> Path | None:
