@@ -98,10 +98,11 @@ def as_lists(net: nn.Sequential) -> dict[str, Any]:
 
 
 def shares(played: Sequence[Any], world: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return for each of `world` ranks the states of its episodes, the pushes, and the weight of each push in the loss.
+    """Return for each of `world` ranks the states of its episodes (every `world`-th one), the pushes, and the weight of
+    each push in the loss.
 
     `played` has the states and pushes of each episode. The weight of a push is the discounted time that the pole stood
-    after it, less the mean of the whole batch, in standard deviations, divided by the number of pushes.
+    after it, less the mean over all pushes, in standard deviations, divided by the number of pushes of all ranks.
     """
     stood = [torch.arange(len(pushes), 0, -1) for _, pushes in played]
     returns = [(1 - _DISCOUNT**left) / (1 - _DISCOUNT) for left in stood]

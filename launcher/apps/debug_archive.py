@@ -204,8 +204,8 @@ def collect(one: api.Run) -> DebugArchive:
 
 
 def _secrets(run: RunDir, attempt: int) -> Iterator[str]:
-    """Yield every secret to be redacted: of the run's attempts up to `attempt`, in this process's environment, and the
-    tokens of the run's attempts.
+    """Yield every secret to be redacted: the secrets of the run's attempts up to `attempt`, long values in this
+    process's environment whose variable is named like a secret, and the submit tokens of all attempts.
     """
     yield from secrets_of(run, attempt)
     for name, value in os.environ.items():

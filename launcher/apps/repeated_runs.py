@@ -115,7 +115,9 @@ def steps_override(run: RunOptions, steps: int, root: Path | None = None) -> str
 
 
 def _takes_settings(run: RunOptions, root: Path) -> bool:
-    """Return whether the script, in the project `root`, has the trainer's options, judging by its text."""
+    """Return whether the script, in the project `root`, has the trainer's options, such as `--max-steps`: whether its
+    text imports `trainer` and calls `add_options`. A missing file has none.
+    """
     entry = run.script if run.module is None else f"{run.module.replace('.', '/')}.py"
     file = root / run.workdir / (entry or "")
     if not file.is_file():

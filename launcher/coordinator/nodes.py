@@ -119,7 +119,7 @@ class KnownNode:
 
     @property
     def returns(self) -> bool:
-        """Return True if only the node's agent has died and a new one is expected."""
+        """Return True if only the node's agent has died and a new one is expected until the time `returns_by`."""
         return self.link is Presence.LOST and self.returns_by > 0.0 and not self.is_left_out
 
     @property

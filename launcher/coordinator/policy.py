@@ -242,8 +242,9 @@ def _out_of_step_again(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _got_on(failure: Event, before: Event) -> bool:
-    """Return whether the run progressed between `before` and `failure`: it had a newer checkpoint, or, if it never
-    reported anything, the generation ran for ten minutes.
+    """Return whether the run progressed between the failures `before` and `failure`. It did if it had a newer
+    checkpoint (or, if ranks continued in place after `before`, was at a later step); if `failure` has neither step nor
+    checkpoint, if its generation had run for ten minutes (STEADY_S).
     """
     if failure.step is None and failure.checkpoint is None:
         return failure.ran_s >= STEADY_S

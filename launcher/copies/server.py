@@ -71,7 +71,9 @@ class Agreement:
         return await asyncio.shield(self._session(generation).decision)
 
     async def arrive(self, generation: int, node: int) -> None:
-        """Record that node `node` has all files of the checkpoint, and return once all members have."""
+        """Record that node `node` has all files of the generation's checkpoint, and return once all members (the nodes
+        that `decide` named) have. Raise CancelledError if a newer generation is decided meanwhile.
+        """
         session = self._session(generation)
         session.awaited.discard(node)
         if not session.awaited and session.decision.done() and not session.complete.done():

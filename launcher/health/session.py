@@ -81,7 +81,9 @@ class Helper:
         return line
 
     def leave(self) -> None:
-        """Close the program's stdin, which ends it, and wait up to five seconds for the end."""
+        """Close the program's stdin, which ends it, and wait up to five seconds for the end; after that, close the
+        connection without it.
+        """
         try:
             self._running.finish(_HANG_UP_S)
         except Unreachable:

@@ -700,8 +700,11 @@ def debugger_over(breakpoints: Breakpoints) -> Any:
 
 
 def stop_here(breakpoints: Breakpoints, *args: Any, **named: Any) -> Any:
-    """Stop in the debugger over `breakpoints`, as `breakpoint()` for a rank, which has no terminal. In a child that the
-    script forked, call Python's own `breakpoint()` with `args` and `named`.
+    """Stop the rank in the debugger, which waits for a visitor at the socket of `breakpoints`; ranks have this in place
+    of `breakpoint()`, because they have no terminal.
+
+    In a child that the script forked, call Python's own `breakpoint()` with `args` and `named`. In a process that waits
+    to be a rank, or if the socket cannot be created, print that the breakpoint is passed over.
     """
     if not breakpoints.here:
         return sys.__breakpointhook__(*args, **named)  # noqa: T100 - the script's own
@@ -1295,7 +1298,9 @@ class TagRoom:
         return len(self._line(run_dir)) <= self._bytes
 
     def name(self, run_dir: str) -> None:
-        """Set LAUNCH_RUN_DIR to the run directory, both in the space that `/proc` shows and in `os.environ`."""
+        """Set LAUNCH_RUN_DIR to the run directory, both in the space that `/proc` shows and in `os.environ`. The caller
+        has checked by `fits` that there is enough space.
+        """
         ctypes.memmove(self._start, self._line(run_dir).ljust(self._bytes, b"\0"), self._bytes)
         os.environ[TAG] = run_dir
 

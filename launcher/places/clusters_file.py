@@ -463,8 +463,8 @@ def _written(path: str, node: Mapping) -> Iterator[tuple[str, str]]:
 
 
 def _as_yaml(node: Node) -> str:
-    """Return a value as one line of YAML that reads back as the same value; raise TypeError for a node that could not
-    be read.
+    """Return a value as one line of YAML that reads back as the same value. Raise TypeError for a node whose value was
+    already found invalid when the YAML was read (Unusable).
     """
     if isinstance(node, Scalar):
         bare = node.plain and _PLAIN.fullmatch(node.text) is not None

@@ -46,8 +46,8 @@ class OtherRuns:
         return OtherRun(status.state, state_text(status), status.step)
 
     def _answer(self, facts: RunFacts) -> ClusterAnswer | None:
-        """Return the cluster's answer about the run, the last one if that is less than 15 seconds old; return None if
-        the run's folder shows everything.
+        """Return the cluster's answer about the run, the last one if that is less than 15 seconds old. Return None if
+        no cluster has to be asked, because the run's folder shows everything.
         """
         kind = kind_named(facts.kind_to_query) if facts.kind_to_query else None
         if kind is None or not kind.asked:

@@ -207,7 +207,8 @@ class Place(ABC):
     # -- runs that are there
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Complete what a killed submitter left undone: submit an attempt, end a duplicate job, write a missing end.
+        """Complete what killed processes left undone in these attempts, as far as the kind of place needs it: hand over
+        an attempt whose submitter was killed, end a job that was submitted twice, continue or end a lost run.
 
         By default nothing is done.
         """

@@ -64,7 +64,9 @@ def _make(mine: dict[Target, Future[Way]], tell: Callable[[str, str], None]) -> 
 
 @atexit.register
 def close() -> None:
-    """Close all connections of this process; those that are still being opened are left."""
+    """Close all connections of this process that are open; those that other threads are still opening stay open until
+    it has exited.
+    """
     with _lock:
         ways = [way for way in _ways.values() if way.done()]
         _ways.clear()

@@ -59,7 +59,7 @@ def runs_root(project: Path, *, create: bool = False) -> Path:
 
 
 def hide_from_git(folder: Path) -> None:
-    """Make git ignore everything in this folder."""
+    """Make git ignore everything in this folder, by a .gitignore in it; one that exists is left as it is."""
     if not (ignore := folder / ".gitignore").exists():
         write_bytes(ignore, b"*\n")
 

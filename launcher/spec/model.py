@@ -330,8 +330,8 @@ class Login(Struct, frozen=True):
     there, and `cluster` the name of the cluster there (None: that machine itself).
     """
 
-    node: str | None = None
-    launch: str = "launch"
+    node: str | None = None  # its host for ssh; None: the cluster's commands are on this machine
+    launch: str = "launch"  # the program on the login node
     folder: str = "~/launch"
     cluster: str | None = None  # the cluster's name on the login node; None: that machine itself
     transport: str = "openssh"  # the SSH client

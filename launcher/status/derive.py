@@ -431,7 +431,7 @@ def _own_state(facts: RunFacts) -> RunState | None:
 
 
 def _state_without_record(facts: RunFacts) -> RunState:
-    """Return a state for a run that has not recorded one, with the name and cluster from its plan."""
+    """Return the state UNKNOWN for a run that has not recorded one, with the name and cluster from its plan."""
     head = facts.head
     return RunState(
         run=facts.run_dir.name,

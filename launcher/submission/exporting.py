@@ -61,8 +61,9 @@ def refuse_impossible(wish: Wish) -> None:
 def export(run: RunDir, wish: Wish) -> Exported:
     """Write the weights of the requested checkpoint after checking every byte of it; return what was written.
 
-    A damaged newest checkpoint is skipped for the next. Raise BadInput if the request is impossible, Refused if the
-    target exists or there is no such checkpoint, and LaunchError with exit code 6 if all are damaged.
+    If no step was requested, a damaged checkpoint is passed over for the next older one. Raise BadInput if the request
+    is impossible, Refused if the target exists or there is no such checkpoint, and LaunchError with exit code 6 if all
+    are damaged.
     """
     refuse_impossible(wish)
     passed_over: list[str] = []

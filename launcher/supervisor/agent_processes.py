@@ -317,8 +317,9 @@ class SupervisedLease:
         self._lease, self._watch, self.copies = lease, LeaseWatch(slept, clock), lease.copies
 
     def due(self) -> Due:
-        """Return what to do about the lease now. The watchdog has a few seconds after the expiry to act first, and the
-        agent two more (FAREWELL_S) to exit by itself before it is killed.
+        """Return what to do about the lease now: nothing until some seconds after its expiry, in which the watchdog
+        should act first; then end the processes below the agent; and FAREWELL_S (two) seconds later kill the agent,
+        too, which had that time to exit by itself.
         """
         left_s = _AFTER_WATCHDOG_S + self._watch.left_s(self._lease.until)
         if left_s > 0:

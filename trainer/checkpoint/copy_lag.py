@@ -58,8 +58,8 @@ class CopyLag:
     def _is_exceeded(self, newest: int, safe: int | None, saved_at: Mapping[int, float]) -> bool:
         """Return whether step `newest` is further ahead of the copied step `safe` than the limit, in steps or seconds.
 
-        `safe` is the newest copied step, None if there is none; `saved_at` gives the time of each save by step, in
-        seconds since 1970.
+        `safe` is the newest copied step; if it is None, steps are counted from 0, and seconds from the oldest save.
+        `saved_at` gives the time of each save by step, in seconds since 1970.
         """
         if self._limit.steps is not None:
             return newest - (safe or 0) > self._limit.steps

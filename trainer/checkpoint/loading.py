@@ -202,10 +202,10 @@ class Reader:
             )
 
     def _kept_targets(self) -> dict[str, Tensor]:
-        """Return by name an empty tensor to read each saved tensor into that is in a JSON document's state.
+        """Return empty tensors, by name, to read the tensors of states outside the model into.
 
-        These are the documents of shared objects, of optimizers and of this rank. A tensor of a shared object is
-        sharded like the object's present one if that has the same shape; all others are whole.
+        They belong to the JSON documents of shared objects, of optimizers and of this rank. A tensor of a shared object
+        is sharded like the object's present one if that has the same shape; all others are whole.
         """
         kept = [_SHARED_PREFIX, f"state/{_OPTIMIZER_DOCUMENTS}"] + (
             [f"state/{of_rank(self._me.rank)}/"] if self._me else []

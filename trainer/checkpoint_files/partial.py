@@ -204,7 +204,7 @@ def promote(folder: Path, step: int, nonce: str) -> None:
 def set_aside(folder: Path, step: int, kind: Kind = "step") -> Path:
     """Rename a checkpoint to make room for another one of the same step, and return its new path.
 
-    Raises OSError.
+    Under the new name (`.bad-...`) it is not loaded. Raises OSError if it does not exist or cannot be renamed.
     """
     return commit.set_aside(Entry(kind, step, folder / folder_name(step, kind)))
 
@@ -230,10 +230,9 @@ def _held_at(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
 def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:
     """Return the folder of the committed checkpoint with this manifest, whose encoded form is `data`.
 
-    `kind` is "step", or "best" for one of the best checkpoints.
-
-    If it does not exist, a prepared draft of it is committed, or a folder with only the manifest is made. Raises
-    FileExistsError if another checkpoint of this step is there.
+    If there is none, a prepared draft of it is committed, or a folder is made that has only the manifest. `kind` is
+    "step", or "best" for one of the best checkpoints. Raises FileExistsError if the folder has another checkpoint of
+    this step.
     """
     final = folder / folder_name(manifest.step, kind)
     if not os.path.lexists(final):

@@ -55,7 +55,8 @@ class Fetching:
 class Fetchers(Protocol):
     """The interface of worker processes that fetch data, or of this process in their place.
 
-    `size` is the number of workers. `ask` gives worker number `worker` a task, and `end` ends the workers.
+    `size` is the number of workers; this process (InProcess) counts as one. `ask` gives worker number `worker` a task,
+    and `end` ends the workers.
     """
 
     size: int

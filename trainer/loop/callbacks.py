@@ -45,7 +45,7 @@ class Callback:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the callback's state, which each checkpoint contains."""
+        """Return the callback's state, which each checkpoint contains; by default it is empty."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -54,7 +54,10 @@ def reporting_repetitions(report: Callable[[bool], None]) -> Iterator[None]:
 
 
 def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module]:
-    """Return a subclass of the block's class that recomputes activations, except results that `kept` names."""
+    """Return a subclass of the block's class that recomputes its activations in the backward pass.
+
+    Results of the operations that `kept` names (keys of KEPT, such as `matmul`) are kept instead.
+    """
     operations = [getattr(torch.ops.aten, name).default for word in kept for name in KEPT[word]]
     plain = functools.partial(create_selective_checkpoint_contexts, operations) if operations else noop_context_fn
 

@@ -72,9 +72,10 @@ class Answers:
         self._about = out.with_name(out.name + ".about.json")
 
     def begin(self) -> bool:
-        """Make the folder or resume from it, on one rank; return False if the file of answers already exists.
+        """Make the folder or continue in it; return False if the file of all answers already exists.
 
-        Raises BadSettings if answers of another job are there, or a file of this name cannot be written.
+        Rank 0 calls this for all; on another disk a rank calls `join`. Raises BadSettings if answers of another job are
+        there, or a file of this name cannot be written.
         """
         check_table(self._out)
         if not self._folder.exists():

@@ -79,9 +79,11 @@ def _exactly(count: int) -> Schema:
 
 
 def _reader(from_picture: Transform | None) -> Callable[[dict[str, Any]], Tensor]:
-    """Return a function that makes a tensor of a request's input, and raises Rejected if its picture is none.
+    """Return a function that makes a tensor of a request's input.
 
-    `from_picture` is the transform of a picture; None: the input has numbers.
+    The input is the picture under `image` (a PNG or JPEG file as base64), of which `from_picture` makes the tensor, or,
+    if `from_picture` is None, the numbers under `pixels`. The function raises Rejected if `image` has no picture, or
+    one with too many pixels.
     """
     if from_picture is None:
         return lambda one: torch.tensor(one["pixels"], dtype=torch.float32)

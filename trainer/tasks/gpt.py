@@ -82,9 +82,10 @@ def _shape(options: argparse.Namespace) -> Shape:
 
 
 class LastWeights(Callback):
-    """A callback that keeps the weights at the end of the training on rank 0.
+    """A callback that gathers the whole weights at the end of the training, and keeps them on rank 0.
 
-    They are gathered while the ranks are together, since without a shared disk no node may have a complete checkpoint.
+    They are gathered from the ranks while these still run, because without a shared disk no node may have a complete
+    checkpoint to read them from.
     """
 
     def __init__(self) -> None:

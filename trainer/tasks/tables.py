@@ -83,7 +83,7 @@ def _parquet(shards: Shards) -> Iterator[bytes]:
 
 
 class _Sink:
-    """A file object whose written bytes are collected by `taken`; it counts them all."""
+    """A file object that keeps what is written until `taken` returns it; `tell` counts all bytes, taken or not."""
 
     closed = False
 

@@ -168,7 +168,9 @@ def _refused(_: Request, error: Exception) -> Response:
 
 
 def _read_ahead(board: Board) -> None:
-    """Read the data that a page requests first into memory, while the user's browser is still starting."""
+    """Read into memory what pages request first, while the user's browser is still starting: the files of the pages,
+    and the metrics of the runs in `board.first`.
+    """
     for name in PAGE_FILES:
         page_file(name)
     for one in board.first:

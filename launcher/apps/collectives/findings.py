@@ -23,7 +23,9 @@ class CollectiveLine(msgspec.Struct, frozen=True):
 
 
 class MemoryCopy(msgspec.Struct, frozen=True):
-    """The speed of copying memory on rank 0, as a reference."""
+    """The speed at which rank 0 copies `size_bytes` within the memory of its own device: an upper bound for messages
+    between ranks.
+    """
 
     size_bytes: int
     bytes_per_s: float

@@ -263,8 +263,8 @@ def with_causes(
     once_more: FinishedRun | None,
     metrics: Collection[str] = (),
 ) -> ComparedRun:
-    """Return `found`, the comparison of `run` with the `undisturbed` one, with the usual causes of its difference
-    added.
+    """Return `found`, the comparison of `run` with the `undisturbed` one, with the causes that usually lead to such a
+    difference, and the step from which two undisturbed runs differ, too.
 
     `once_more` is a second undisturbed run, or None if that failed. `metrics` are the metrics to compare; if empty, all
     but rates and times.

@@ -70,9 +70,10 @@ class DisturbedRun:
         self._dark = False  # all of it was killed on a node, and it has not been resumed since
 
     def strike(self, kills: Sequence[PlannedKill]) -> list[Kill]:
-        """Wait for the step of each kill in order, make the kill, and return all with what they hit.
+        """Wait for the step of each kill in order, make the kill, and return for each a record of which rank or node it
+        hit at which step.
 
-        A kill that would come after the end of the training is marked as missed.
+        A kill is marked as missed if the training was over before its step.
         """
         return [self._strike(one) for one in kills]
 

@@ -150,7 +150,8 @@ def _all_reduce(talks: Sequence[tuple[int, float]], tree: bool, draw: random.Ran
     """Return (latency per hop, transfer time) in seconds, fitted to `talks`: (number of ranks, seconds of
     communication).
 
-    With `tree`, the all-reduce runs along a tree.
+    With `tree`, the all-reduce runs along a tree, else around a ring. One measurement does not determine two numbers:
+    `draw` then divides its time between them at random.
     """
     rows = _rows(talks, tree=tree)
     if len(rows) == 1:  # which of both it is nobody knows

@@ -131,9 +131,8 @@ class ServingWorker:
         return self._answer is not None
 
     async def compute(self, payloads: Sequence[bytes], most_s: float) -> list[Answer]:
-        """Have the worker compute a batch, and return an answer to each input; raise WorkerLost if the worker ends.
-
-        A worker that takes longer than `most_s` seconds is killed.
+        """Have the worker compute a batch, and return an answer to each input, in their order. Raise WorkerLost if the
+        worker ends, or takes longer than `most_s` seconds, upon which it is killed.
         """
         self._answer = asyncio.get_running_loop().create_future()
         try:
@@ -238,11 +237,11 @@ class WorkerPool:
     async def worker(
         self, op: str, threads: int, number: int, on_end: Callable[[ServingWorker], None]
     ) -> ServingWorker:
-        """Start worker `number`, which may use `threads` threads, and return it: with `op` "fork" as a fork, with
-        "become" as the pool's own process.
+        """Start worker `number`, which may use `threads` threads, and return it. With `op` "fork" it is a fork of the
+        pool; with "become" the pool's own process, which cannot be forked safely, becomes the worker.
 
-        `on_end` is called when it ends. Raise WorkerPoolLost if the pool has ended, and WorkerLost if the worker ends
-        at once.
+        `on_end` is called when the worker ends. Raise WorkerPoolLost if the pool has ended, and WorkerLost if the
+        worker ends at once.
         """
         try:
             end = await self._order({"op": op, "threads": threads, "number": number})

@@ -106,8 +106,8 @@ class Round:
                 self.book.report(one.number, news, may_prune=not views[one.run].state.ended)
 
     def _clear_order(self, aim: Aim, trials: Sequence[TrialView]) -> None:
-        """Remove the user's order to resume once every stopped trial has resumed, so that a trial cancelled later stays
-        cancelled.
+        """Remove the user's order to resume (`aim.reviving`) once every trial whose run was cancelled has resumed; a
+        trial that is cancelled later then stays cancelled. Trials that wait paused at a rung do not count.
         """
         if aim.reviving and not any(is_cancelled(one) and not is_paused(one, aim) for one in trials):
             self.sweep.order.unlink(missing_ok=True)

@@ -141,10 +141,11 @@ def _without_fixed(space: Mapping[str, Dimension], file: Path, overrides: tuple[
 def _tried(
     spec: Request, file: Path, options: SweepOptions, points: tuple[Point, ...] | None, overrides: tuple[str, ...]
 ) -> Request:
-    """Return the request of a first trial, after reading the spec with the values that each option may have, one at a
-    time: the two ends of a range, or the first `_MOST_TRIED` values of a list.
+    """Return the checked request of a first trial: with the first of `points`, or, if they are None because Optuna
+    chooses them, with the first value of each option whose choices depend on no other option.
 
-    Raise BadInput if the spec is invalid with one of them.
+    Before, the spec is read with the values that each option may have, one at a time: the two ends of a range, or the
+    first `_MOST_TRIED` values of a list. Raise BadInput if the spec is invalid with one of them.
     """
     first = dict(points[0]) if points else {}
     root = Path(spec.project.path)

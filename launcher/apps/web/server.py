@@ -288,7 +288,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect(self._limits.body_s)
 
     def on_body(self, body: bytes) -> None:
-        """Pass a part of the body on, or drop the connection if a body that nobody reads is too long."""
+        """Pass a part of the body on to the application. Drop it if the request has no token or is answered already,
+        and drop the connection once more than `drained_bytes` of a body were dropped.
+        """
         is_read = (self.proved or self._door.proves is None) and not self.cycle.response_complete
         if is_read:
             super().on_body(body)

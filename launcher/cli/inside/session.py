@@ -91,8 +91,8 @@ class _Session:
 
 
 class _Alarms:
-    """The signals that this process receives for the remote command. The file descriptor `fd` becomes readable when one
-    arrives.
+    """The signals (interrupt, quit, new window size) that this process catches for the remote command, as long as the
+    context lasts. The file descriptor `fd` becomes readable when one arrives, and `rung` returns which.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)

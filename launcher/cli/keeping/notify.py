@@ -99,9 +99,10 @@ def _is_spec(named: str) -> bool:
 
 
 def _notifying(named: str | None) -> Notifying:
-    """Return who is notified according to `named`: a spec file, a run, or, if it is None, the user's own settings.
+    """Return who is notified according to `named`: a spec file (*.yaml or *.yml), else a run, or, if it is None, the
+    user's own settings.
 
-    Raise BadInput, or Refused for a run, if nobody is.
+    If nobody is notified, raise Refused for a run, and BadInput for a file or the settings.
     """
     if named is None:
         what = notifying_of(NotifyOptions(), Path(), Path(), os.environ)

@@ -73,8 +73,9 @@ def machine_of(run: RunDir, node: int) -> str:
 
 
 def relay(running: Running, source: int, sink: int) -> None:
-    """Copy bytes from the descriptor `source` to the host and from the host to the descriptor `sink`, until `source`
-    ends or the host closes its side.
+    """Copy bytes from the descriptor `source` to the host and from the host to the descriptor `sink`. Return as soon as
+    `source` ends or the host closes its side, even if the other direction has not ended. Raise Silent if the host
+    accepts no data for a minute.
     """
     while True:
         ready = select.select([source, running.ready_fd], [], [])[0]

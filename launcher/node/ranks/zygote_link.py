@@ -183,7 +183,7 @@ class ZygoteLink:
         return await asyncio.shield(answer)
 
     async def settle(self) -> None:
-        """Return once every requested fork has been answered."""
+        """Return once every requested fork has been answered, or has failed because the zygote ended."""
         while self._pending:
             await asyncio.wait([fork.answer for fork in self._pending.values()])
 

@@ -389,7 +389,7 @@ class BatchSystem(ABC):
         return os.environ.get(environment.HOST) or os.uname().nodename
 
     def hosts(self) -> dict[str, str]:
-        """Return the address of each host of the job by the host's name, the batch process's own host first.
+        """Return the address of each host of the job in which this process runs, by the host's name, this host first.
 
         The address is the batch system's, or the one to which the name resolves; raise LaunchError if there is neither.
         """

@@ -109,6 +109,9 @@ class _Asked(msgspec.Struct, frozen=True):
 def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterAnswer]:
     """Return by attempt the answers about attempts whose job is not certainly shown: the job is on another cluster, in
     the accounting, gone, or shown without a token.
+
+    An attempt whose job is on another cluster keeps its last answer, with that as the reason, and so do all if it
+    cannot be found out which cluster this is. Otherwise an attempt without a job gets none.
     """
     here = ThisCluster(queue)
     try:

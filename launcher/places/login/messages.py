@@ -62,7 +62,7 @@ class AskRunsFolder(msgspec.Struct, frozen=True, tag="runs_folder"):
 
 
 class ReleaseRun(msgspec.Struct, frozen=True, tag="release"):
-    """A request to let a held run start. → None"""
+    """A request to let a run start that was submitted to be held (`queue.hold`). → None"""
 
     run: RunId
 

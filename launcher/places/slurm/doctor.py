@@ -132,8 +132,8 @@ class SlurmTrials(TrialJobs):
 
 
 def trial_of(request: DoctorRequest, shape: Shape) -> SlurmTrials:
-    """Return how to submit trial jobs that fit `shape`, the number of nodes of the chosen partitions and what all of
-    them have.
+    """Return the object that submits trial jobs and reads their state. A job has the number of nodes that the request
+    gives (else 2), at most the nodes of `shape`, and fits what all of them have.
     """
     nodes = min(request.nodes or 2, max(1, shape.nodes))
     srun = [

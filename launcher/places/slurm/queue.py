@@ -326,8 +326,8 @@ def _node_answer(node: Node) -> NodeAnswer:
 
 
 def dependency_of(awaited: Sequence[AwaitedRun]) -> str:
-    """Return the value of sbatch's --dependency for the runs to wait for, or "" if there is nothing to wait for any
-    more.
+    """Return the value of sbatch's --dependency for the runs to wait for, such as `afterok:123,afterany:124`, or "" if
+    there is nothing to wait for any more.
     """
     return ",".join(f"{_WORDS[one.until]}:{job}" for one, job in jobs_to_follow(awaited))
 

@@ -157,7 +157,9 @@ def gres_of(plan: Plan, share: HostShare) -> str | None:
 
 
 def signal_before_s(plan: Plan) -> float:
-    """Return how many seconds before its time limit the run is warned by a signal."""
+    """Return how many seconds before its time limit the run is warned by a signal: the spec's `slurm.signal_before`,
+    but at most half of the limit, and ten seconds at least.
+    """
     return warned_before_s(plan.spec.resources.time_s, plan.spec.slurm.signal_before_s)
 
 

@@ -131,8 +131,10 @@ def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Mess
 
 
 def _ended(key: str, state: RunState, glance: Glance, at: float) -> Message | None:
-    """Return the message, of the time `at`, that the run has ended, or None. An end that a host wrote which did not
-    lead the attempt does not count, as the other hosts may have continued.
+    """Return the message, of the time `at`, that the run has ended, by its recorded state or, once its supervisor has
+    exited, by its last attempt's end; None if it has not.
+
+    An end does not count if a host wrote it that did not lead the attempt, as the other hosts may have continued.
     """
     end = glance.end
     if end is not None and end.alone:

@@ -78,7 +78,9 @@ class MeasuredRuns:
                 pass
 
     def _count_glimpses(self, more: int) -> None:
-        """Add `more` to the number of threads that read samples; other threads pause while it is above 0."""
+        """Add `more` (1 or -1) to the number of threads that read a sample of a run's metrics, which a page shows
+        first; threads that read whole runs pause while it is above 0.
+        """
         with self._lock:
             self._glimpses += more
             if self._glimpses:

@@ -132,7 +132,9 @@ class MetricsFile:
         self._thread.join(LAST_S)
 
     def _work(self) -> None:
-        """Write the queued lines, many at a time."""
+        """Write the queued lines, many at a time, until the file is closed and the queue is empty. Lines that cannot be
+        written, for instance to a full disk, are dropped.
+        """
         whole = False  # an earlier writer may have been killed in the middle of a line
         while not self._over or not self._lines.empty():
             batch = [self._lines.get()]

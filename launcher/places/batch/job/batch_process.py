@@ -237,12 +237,11 @@ class BatchSupervisor(Strategy):
 
 def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) -> int | None:
     """Wait for the runs that this run has to follow, if its first start has not begun. Return None once each has
-    succeeded, ended or reached the step for which this run waits, or if this run has ended meanwhile. If the job is
-    about to lose its nodes, or can wait in the queue instead, requeue it and return the exit code with which to leave
-    it.
+    succeeded, ended or reached the step for which this run waits, or if this run has ended meanwhile.
 
-    A scheduler knows how jobs ended, but a run may have continued in another job. So the first start of a job, before
-    any attempt has begun, checks the runs themselves.
+    If the job is about to lose its nodes, or the scheduler can hold it in the queue until those runs' jobs have ended,
+    requeue it and return the exit code with which to leave it. A scheduler knows how jobs ended, but a run may have
+    continued in another job, so the runs themselves are checked here.
     """
     attempt = newest(run)
     if attempt is None or attempt.started.exists() or attempt.end.exists():

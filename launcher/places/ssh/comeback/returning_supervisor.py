@@ -192,8 +192,11 @@ def _enter_newest(supervisor: SupervisorState) -> bool:
 
 
 def elect_again(supervisor: SupervisorState, wakeup: Wakeup, *, within_s: float) -> int | None:
-    """Take part for `within_s` in the election of the next attempt's leader; return the attempt's number, or None if
-    there is none.
+    """Take part in the election of the next attempt's leader for `within_s` seconds at most; return the number of the
+    attempt that this host opens as its leader or accepts from another one.
+
+    Return None, and take part no more, if there is none by then, the run has ended, or this process was asked to stop.
+    Raise Fenced if the run continues without this host.
     """
     supervisor.ready.told = supervisor.ready.prepared = supervisor.ready.began = True
     take_over, until = TakeOver(supervisor), time.monotonic() + within_s

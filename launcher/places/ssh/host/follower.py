@@ -118,8 +118,9 @@ class Follower:
         return self._agent.pid is None
 
     def _next_look(self) -> float | None:
-        """Return the time of the next check, or None if the agent runs and the leader is not lost: then only the
-        agent's exit or a message matters.
+        """Return the time of the next check, by time.monotonic, or None if only the agent's exit or a message matters:
+        the agent runs, the leader is not lost, and the run has no roles. The records of a run with roles may be on a
+        shared disk, whose changes nothing reports.
         """
         if self._sure_at is not None:
             return self._sure_at

@@ -278,7 +278,9 @@ class RecordReplicator:
         return [number for number, names in self._sent.items() if "end" not in names]
 
     def _work(self) -> None:
-        """Call `send` at intervals, and at once when a coordinator sets `records_due`, until closed."""
+        """Call `send` every `every_s` seconds, and at once when a coordinator sets `records_due`, until the thread is
+        asked to close.
+        """
         self._records_due.wait(self._every_s)
         while not self._over:
             self.send()

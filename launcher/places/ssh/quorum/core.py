@@ -174,7 +174,9 @@ class Voter:
         return ""
 
     def vote(self, asked: RequestVote) -> "Voter":
-        """Return the voter with its vote given."""
+        """Return this voter with its vote given to the candidate in `asked`; `against_vote` must have found nothing
+        against it.
+        """
         return replace(self, voted=(asked.attempt, asked.candidate))
 
     def is_as_new(self, records: Records, mine: Records) -> bool:
@@ -202,8 +204,9 @@ class Voter:
         return replace(self, openings=(*self.openings, Opening(number, self.me, chosen)))
 
     def against_open(self, said: Open, mine: Records) -> str:
-        """Return why the opening is refused, or "" if it is accepted; `mine` are this host's records after it copied
-        the candidate's history.
+        """Return why this host refuses to accept the attempt that `said` asks it to open, or "" if it accepts.
+
+        `mine` are this host's records after it copied the candidate's history; if they still differ, it refuses.
         """
         why = self._against_leader(said.newest.attempt, said.newest.leader)
         if why or said.newest == self.newest:
@@ -264,7 +267,7 @@ def may_vote_from(answered_at: float, lease_s: float) -> float:
 
 def may_start_from(opened_at: float, lease_s: float, *, all_ended: bool) -> float:
     """Return the time at which ranks of an attempt that was opened at `opened_at` may start: at once if `all_ended`,
-    else after `lease_s` seconds, when the lease of the last answers has expired.
+    else after `lease_s` seconds, when every lease under which ranks of the last attempt could run has expired.
 
     `all_ended` says that every host of the last attempt has ended its ranks; a replaced leader need not be among them,
     as its time was over before another could be elected.

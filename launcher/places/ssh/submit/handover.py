@@ -257,11 +257,12 @@ def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -
 
 
 def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str]:
-    """Return the hosts of `ready` that get the attempt, at most as many as the plan has nodes, or none if no host may
-    be the first.
+    """Return the names of the hosts of `ready` that get the attempt, its first host at the front, at most as many as
+    the plan has nodes. Hosts without enough GPUs are left out.
 
-    Hosts without enough GPUs are left out. Those in `bad` come last, and those without room before them; else the order
-    is the pool's. A run that follows others begins with a host that sees their state.
+    Preferred are hosts outside `bad`, then hosts whose GPUs or cores are free now, then the pool's order. If the run
+    follows others, its first host must be one that sees their files, unless none does and their wait is over; return []
+    if there is no such host.
     """
     wanted = len(plan.nodes)
     usable = [name for name, one in ready.items() if len(one.gpus) >= most_of_a_host(plan).gpus]

@@ -68,8 +68,10 @@ def _as_answer(word: ClusterAnswer | LaunchError | None) -> ClusterAnswer | None
 
 
 def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterAnswer | None:
-    """Return the state of one run, or None while its submitter is still handing it over; `why_not` is why an attempt
-    whose submitter is gone could not be handed over now, if that was tried.
+    """Return the state of one run, or None while its submitter is still handing it over.
+
+    `why_not` is why an attempt whose submitter is gone could not be handed over now, or None if it could or that was
+    not tried. The answer gives it as the reason why there is no newer state.
     """
     if is_open(run, attempt):
         handover = Handover.of(run, attempt)
@@ -98,8 +100,10 @@ def _of_another_machine(
     run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]
 ) -> ClusterAnswer:
     """Return the state of a run that another machine submitted, and may have resumed on further hosts of the pool.
+    `said` has the report, or the error, of each host on which this machine knows the run to be.
 
-    These are asked, too, unless the run succeeded. While one of them is silent, no end of the run counts.
+    Unless a report in it says that the run succeeded, the pool's other hosts are asked, too, and a newer attempt on
+    them counts instead. If none has one, and a host does not answer, return the state last seen.
     """
     best = best_of(with_the_run(said), apart=plan.disks_apart)
     if best is not None and best.head.state is State.SUCCEEDED:
