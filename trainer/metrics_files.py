@@ -91,7 +91,7 @@ def _attempt_of(lines: list[dict[str, Any]]) -> int:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Return a line of JSON as a dict, or an empty dict if a kill cut it short."""
+    """Return a line of JSON as a dict, or an empty dict if it is none, as when a kill cut it short."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):

@@ -183,9 +183,10 @@ def submit_graph(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) 
 
 
 def prepare_graph(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "list[StepPlan]":
-    """Return the plan of each step that `submit_graph` would start, in order; nothing is started or written.
+    """Return the plan of each step of the file `spec`, each after the steps that it needs; a step is one run of the
+    graph. Nothing is started or written. Raise BadInput with every problem.
 
-    `on` is the cluster of steps that name none.
+    `on` is the cluster of steps that name none; `overrides` change the file's options before it is divided into steps.
     """
     from launcher.submission.graphs import prepare_steps  # late: it reads YAML
 

@@ -138,10 +138,11 @@ class Attempt:
         return self.generation
 
     def outvoted(self) -> tuple[int, int] | None:
-        """Return (voters that still follow this coordinator, all voters) if the other voters could elect another
-        leader, else None.
+        """Return (voters that certainly still follow this coordinator, all voters) if the other voters could elect
+        another leader, else None.
 
-        All nodes count, whether they have ranks or not, as any of them may have been cut off.
+        A node follows as long as its lease runs. Voters count whether they have ranks or not, as any of them may have
+        been cut off.
         """
         if not self.nodes.voters:
             return None

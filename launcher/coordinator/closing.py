@@ -170,7 +170,8 @@ class Aftermath:
         """Wait for absent nodes that may have a complete checkpoint. `found` is the verdict that no present node has
         one.
 
-        End the attempt instead if no node is absent or the time for this wait is over.
+        End the attempt instead if no node is absent, out of reach or recently lost, or if the wait, counted from its
+        first call, has lasted for `recovery.gone_after`.
         """
         attempt = self._attempt
         until = attempt.awaited.until if attempt.awaited else attempt.mono + attempt.rules.gone_after_s

@@ -81,7 +81,8 @@ class Gathering:
         return not (awaited.isdisjoint(nodes.hopeful) and awaited.isdisjoint(nodes.absent))
 
     def complete(self, mono: float) -> bool:
-        """Return whether a generation can be opened now: the first node and as many as the plan needs are usable.
+        """Return whether a generation can be opened now: any back-off is over, and the first node, as many nodes as the
+        plan needs at least and, in a pool, enough voters are usable (connected and ready).
 
         The first generation waits in addition, up to a limit, for all nodes of the plan, and then shortly for spares.
         """

@@ -43,7 +43,11 @@ class Rank:
 
 
 class Silence:
-    """The time without report or output after which a rank counts as hung, which is longer before its first report."""
+    """The limits on a rank's silence: after so many seconds without report or output it counts as hung.
+
+    The limit is `hang_after_s` (None: never) or, for a rank that has not reported yet, `hang_at_start_s` if that is
+    longer.
+    """
 
     def __init__(self, hang_after_s: float | None, hang_at_start_s: float) -> None:
         self.after_s = inf if hang_after_s is None else hang_after_s
@@ -178,8 +182,8 @@ class Generation:
         return heartbeat.same and mono < self._quiet_until.get(heartbeat.node, 0.0)
 
     def unaccounted(self, heartbeat: Heartbeat) -> list[Rank]:
-        """Return the ranks that should be running on a node which had been cut off, but are missing from its
-        heartbeat.
+        """Return the ranks that should be running on the heartbeat's node but are missing from it; none if the node was
+        never cut off in this generation, or if the heartbeat says only that its ranks are as before.
         """
         if heartbeat.node not in self.returned or heartbeat.same:
             return []

@@ -53,9 +53,11 @@ class Verdict:
 
 
 def of_exits(generation: Generation, preempting: bool) -> Verdict:
-    """Return the verdict that names the first rank that failed by itself.
+    """Return the verdict that names the first rank that failed by itself: not because it was asked to stop, or because
+    its connection to another rank failed. If there is no such rank, it names the first that failed at all.
 
-    With `preempting`, a signal that batch systems send before a stop counts as a preemption.
+    With `preempting`, because the attempt is being stopped, the cause is a preemption if that rank ended by one of the
+    signals that batch systems send before they stop a job, or asked to be resumed.
     """
     end = culprit(generation.failures)
     cause = classify(end)

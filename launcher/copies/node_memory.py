@@ -66,7 +66,7 @@ class Snapshots(ReplicaFiles):
         return whole(self.list(), names)
 
     def delete_conflicting(self, save: Save) -> None:
-        """Delete any other snapshot in the folder whose name `save` would have."""
+        """Delete the snapshot in the folder that has the folder name of `save` but another manifest, if any."""
         if self._is_taken(save):
             commit.remove([self._path / folder_name(save.step, save.kind)])
 

@@ -117,7 +117,9 @@ def _is_wanted(held: Held, checkpoint: str, here: list[int]) -> bool:
 
 
 def _bring(store: ObjectStore, held: Held, folder: Path) -> None:
-    """Download one checkpoint into the folder, and set aside another one with the same folder name."""
+    """Download one checkpoint into the folder of checkpoints `folder`. If this has another one under the same name,
+    with another manifest, rename that first, so that it is not loaded. Tell the user of both.
+    """
     save = Save.of(held)
     if ReplicaFiles(folder).make_room(save):
         news.say(f"another {save} that was here is set aside")

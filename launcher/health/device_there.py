@@ -178,8 +178,8 @@ def _multiply_on_each_core(torch: Any) -> str:
 
 
 def _multiply(torch: Any, device: str, kind: Any, size: int) -> str:
-    """Multiply square matrices of `size` rows, of the number type `kind`, on the device; return a short text, or raise
-    WrongResult if the product is not exact.
+    """Multiply square matrices of `size` rows, of torch's number type `kind`, on the GPU `device` several times; return
+    a text with the speed, or raise WrongResult if the product is not exact.
     """
     product = _Product(torch, device, kind, size)
     product.check()  # the first one also loads the library

@@ -16,10 +16,10 @@ from launcher.run.registry import state_folder
 
 
 class CheckUp(msgspec.Struct, frozen=True):
-    """The findings of the last `launch doctor` for a cluster, its time, and whether it ran a trial job."""
+    """The findings of the last `launch doctor` for a cluster, its time, and whether nodes took part in a trial."""
 
-    at: float  # Unix time
-    trial: bool  # nodes or hosts took part in a trial
+    at: float  # Unix time of the check
+    trial: bool  # made with `--try`: nodes examined themselves and each other
     findings: tuple[Finding, ...]
 
 

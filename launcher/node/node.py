@@ -157,8 +157,8 @@ class NodeAgent:
     # -- what the coordinator wants
 
     def _introduce(self) -> None:
-        """Send Join on a new connection, and then the node's state: Ready or a fault, a failing device, a host that is
-        about to go.
+        """Send Join on a new connection, and then the node's state: that it is Ready or cannot be prepared (neither
+        while it still prepares), that a device fails, and that its host is about to go, as far as these apply.
         """
         node = self._home.node
         me, port = this_process(), self._port.number

@@ -62,7 +62,9 @@ class Readiness:
         return self.preparation.doing or ("" if self._due.is_set() else "waits until other roles are ready")
 
     def report(self) -> None:
-        """Send the node's state on a new connection: Ready or a fault, a failing device, a host that is about to go."""
+        """Send the node's state on a new connection: that it is Ready or cannot be prepared (neither while it still
+        prepares), that a device fails, and that its host is about to go, as far as these apply.
+        """
         node = self._home.node.index
         if self._notice is not None:  # also when it stays after all: that message may be lost
             self._line.send(messages.HostLeaves(node, self._leaves))

@@ -802,7 +802,7 @@ def is_standard(path: str) -> bool:
 
 
 def cut(value: Any, length: int) -> Any:
-    """Return the value with every text in it cut to `length`."""
+    """Return the JSON value `value` with every text in it, at any depth, cut to `length` characters; keys stay."""
     if isinstance(value, str):
         return value[:length]
     if isinstance(value, dict):
@@ -933,8 +933,9 @@ class FlightReader(importlib.abc.MetaPathFinder):
         return found
 
     def settle(self, order: Order) -> None:
-        """Let this process, a new rank, answer questions, on FIFOs beside the one that `order` names. Processes that
-        the rank forks do not answer.
+        """Let this process, which has become the rank that `order` describes, answer questions once it has a process
+        group. The questions arrive on a FIFO of their own, beside the one named in the order. Processes that the rank
+        forks do not answer, nor does a command that is no rank.
         """
         if order.kind != "command" and order.progress is not None:
             self._order, self._pid = order, os.getpid()
@@ -956,7 +957,10 @@ class FlightReader(importlib.abc.MetaPathFinder):
         setattr(c10d, self.AFTER, followed)
 
     def _start(self, c10d: Any) -> None:
-        """Start the thread that answers, once and only in the rank itself; `c10d` is torch.distributed's module."""
+        """Start the thread that answers. Do nothing if it runs already, or in a process that the rank has forked.
+
+        `c10d` is the module torch.distributed.distributed_c10d.
+        """
         if self._order is None or self._pid != os.getpid() or self.runs:
             return
         import threading  # here, because a rank without process groups has no use for it

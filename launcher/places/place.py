@@ -53,12 +53,12 @@ class Preview:
 class HostNow:
     """A host of a cluster at this moment.
 
-    `state` is free, taken, or unknown; GPUs are None if unknown; `runs` are on it, or `jobs` of this user if the
-    cluster does not know runs; `text` is for people.
+    `state` is free (nothing uses it), taken (in part or whole), or unknown; GPUs are None if unknown; `runs` are on it,
+    or `jobs` of this user if the cluster does not know runs; `text` is for people.
     """
 
     host: str
-    state: str  # free, taken, or unknown: it cannot be asked, or takes no runs
+    state: str  # free; taken, in part or whole; or unknown: it cannot be asked, or takes no runs
     gpus: int | None = None
     free_gpus: int | None = None
     runs: tuple[str, ...] = ()  # runs that use it

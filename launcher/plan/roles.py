@@ -177,7 +177,9 @@ def build_roles(
 
 
 def _spec_of_one_rank(spec: JobSpec, ranks: int) -> JobSpec:
-    """Return the spec of a single rank of a role: `ranks` of them divide the role's resources on a node equally."""
+    """Return the spec of a single rank of a role, which gets one of `ranks` equal shares of the role's GPUs and memory
+    on a node, and no spares.
+    """
     asked = spec.resources
     memory_gb = None if asked.memory_gb is None else asked.memory_gb / ranks
     one, gpus = structs.replace(asked.nodes, min=1, max=1), (asked.gpus_per_node or 0) // ranks

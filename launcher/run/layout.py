@@ -1,7 +1,7 @@
-"""The name of every file in the run directory, in one place; nothing here reads or writes the disk. A node is one
-machine of an attempt, known by its index; its agent is the launcher's process there, and its zygote a process that
-imports torch once and forks the ranks. A generation is one set of ranks that train together. A FIFO is a named pipe,
-over which a rank and its agent exchange messages.
+"""The name of every file in the run directory, in one place; nothing here reads or writes a file, and only
+`rank_processes` and `hangs` look which files exist. A node is one machine of an attempt, known by its index; its agent
+is the launcher's process there, and its zygote a process that imports torch once and forks the ranks. A generation is
+one set of ranks that train together. A FIFO is a named pipe, over which a rank and its agent exchange messages.
 """
 
 import re
@@ -146,7 +146,9 @@ class AttemptDir:
         return self.node(index) / f"rank-{local_rank:03d}.json"
 
     def rank_processes(self, index: int) -> list[Path]:
-        """Return the process files of all ranks that run or ran on node `index`."""
+        """Return the existing files that identify the processes of all ranks that run or ran on node `index`; each is
+        the `rank_process` of one rank.
+        """
         return sorted(self.node(index).glob("rank-*.json"))
 
     def hang(self, number: int) -> Path:

@@ -161,7 +161,7 @@ class _Builder(Struct):
         self.problems.append(Problem(mark, reason, hint, self._path() or ("yaml",)))
 
     def _mark(self, event: yaml.Event) -> Mark:
-        """Return the position of an event in the file."""
+        """Return the position that a node begun by this event gets: `at` if that is set, else the event's own."""
         start = event.start_mark
         if self.at is not None or start is None:
             return self.at or Mark(1, 1)

@@ -165,7 +165,9 @@ def names_in(rows: Rows) -> list[str]:
 
 
 def figures_of(rows: Rows) -> list[Figure]:
-    """Return the summary of each metric: its last and its best value, with their steps."""
+    """Return the summary of each metric in the rows: its last and its best value, with their steps. By the metric's
+    name the best is the largest or the smallest finite value; it is None if the name tells neither.
+    """
     values: dict[str, list[tuple[int, float]]] = {name: [] for name in names_in(rows)}
     for step, row in rows.items():
         for name, value in row.items():

@@ -219,10 +219,10 @@ def validate_steps(file: Path, overrides: tuple[str, ...]) -> None:
 
 
 def start_missing(graph: GraphDir) -> list[RunId]:
-    """Start a run of each step that has none, and return the ids of all steps' runs; it can be called again after an
-    error.
+    """Start a run of each step that has none, and return the ids of all steps' runs, also of those that were started
+    before. After an error it can be called again.
 
-    Return an empty list if an earlier call has started all of them.
+    If an earlier call was completed, nothing is left to start: do nothing, and return an empty list.
     """
     record, started = graph_record(graph), list[tuple[RunId, Path]]()
     with locked(graph.lock, wait=True):

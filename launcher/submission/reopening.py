@@ -270,7 +270,9 @@ def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: b
 
 
 def _change_code(run: RunDir, attempt: AttemptDir, code: CodeList, before: Plan) -> None:
-    """Replace the run's code for a new attempt; record and print how it differs from the code before."""
+    """Replace the run's frozen code by `code` for the new attempt `attempt`; record in the run's history, and print,
+    which files differ from the code of the last one.
+    """
     old = as_frozen(run, before.code.digest)
     found = changes(old, code)
     stage(run, attempt, code, counted)

@@ -380,9 +380,11 @@ class AgentPlace:
 
     @classmethod
     def standby_at(cls, gate: "Socket") -> "AgentPlace | None":
-        """Return the standby that a dead agent's zygote has left at the other end of `gate`.
+        """Return the standby that a dead agent's zygote has left; `gate` is this process's end of the socket on which
+        the standby waits for the message that makes it the next agent.
 
-        Return None if it has died, is not a child of this process, or cannot be given this process's resource limits.
+        Return None if there is none, or it has died, is not a child of this process, or cannot be given this process's
+        resource limits.
         """
         pid = _last_sender(gate)
         if pid is None or parent_of(pid) != os.getpid() or not runs(pid):

@@ -16,7 +16,9 @@ _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 
 
 class Messenger:
-    """The process that sends an attempt's notifications, if the run has any; it outlives its supervisor."""
+    """The process that sends an attempt's notifications; it outlives the supervisor that starts it. There is none if
+    the run has no recipients of notifications, or if it cannot be started.
+    """
 
     def __init__(self, run: RunDir, attempt: AttemptDir, linger_s: float = LINGER_S) -> None:
         self._child: subprocess.Popen[bytes] | None = None

@@ -211,8 +211,8 @@ class RolesOfRun:
         """Ask all roles to end, and wait for that at most `within_s` beyond their grace period; the caller ends what is
         left.
 
-        `goes_on` says that the roles will start again. With `at_once`, return without waiting, because other hosts may
-        go on without this one.
+        The roles are told the reason: a restart if they will start again (`goes_on`), else a cancel. With `at_once`,
+        return without waiting, because other hosts may go on without this one.
         """
         asked = [part for part in self._parts if part.attempt is not None]
         for part in asked:

@@ -199,7 +199,7 @@ def separated(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
 
 
 def _first_ranks(share: Share) -> range:
-    """Return the places of the ranks that have the first part of the row or of one of its copies."""
+    """Return the places in the save group of the ranks with the row's first part: one for each copy of the row."""
     return range(share.first, share.first + share.copies * max(1, share.copy_stride), max(1, share.copy_stride))
 
 

@@ -77,9 +77,10 @@ def publish(
 ) -> Path:
     """Write the manifest and give the draft its final name; return the checkpoint's folder.
 
-    `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too (None: outside of launch). Raises
-    Fenced, OSError, or CheckpointDamaged if the draft's files are not those of the manifest; the draft is then removed
-    as far as the disk allows.
+    `token` is the fencing token of this start of the training: Fenced is raised if a later start has taken one. The
+    file FENCE in the run's folder `run_dir`, with the newest attempt, is checked too (None: outside of launch). Raises
+    also OSError, or CheckpointDamaged if the draft's files are not those of the manifest. After an error the draft is
+    removed as far as the disk allows.
     """
     prepare(draft, manifest, token, run_dir)
     return place(draft, manifest, token, run_dir, kind)

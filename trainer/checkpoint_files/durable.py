@@ -133,7 +133,7 @@ def read_into(path: Path, size: int, digest: str, places: Iterable[tuple[int, me
 
 
 def hash_file(path: Path, size: int, digest: str) -> None:
-    """Read every byte of a file and compare it with `size` and `digest`. Raises CheckpointDamaged."""
+    """Read every byte of a file, and raise CheckpointDamaged if its size is not `size` or its digest not `digest`."""
     read_into(path, size, digest, ())
 
 

@@ -266,6 +266,6 @@ def _cut(group: list[Chunk], dimension: int) -> list[list[Chunk]]:
 
 
 def _overlap(one: Chunk, other: Chunk) -> bool:
-    """Return whether two chunks overlap."""
+    """Return whether two chunks of one part each have an element of their tensor in common."""
     parts = zip(one.offsets, one.lengths, other.offsets, other.lengths, strict=True)
     return all(a < b + m and b < a + n for a, n, b, m in parts)

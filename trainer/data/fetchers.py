@@ -106,7 +106,7 @@ class InProcess:
         self._asked.append(task)
 
     def take(self, worker: int) -> Any:  # noqa: ARG002 - there is one only
-        """Do the oldest task and return its answer."""
+        """Do the oldest task now and return its answer; `worker` has no meaning here."""
         if not self._draws:
             return self._work(self._asked.popleft())
         with IsolatedDraws():

@@ -62,7 +62,10 @@ class LoaderBatches:
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
-        """Yield this rank's batches of the rest of the epoch, of which `done` samples are over."""
+        """Yield this rank's batches of the rest of the epoch, of which all ranks together have used `done` samples.
+
+        Nothing is yielded if the state that was loaded is that of the epoch's end.
+        """
         if self._epoch_over:
             self._epoch_over, self._batches_given = False, 0
             return

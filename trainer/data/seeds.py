@@ -86,7 +86,11 @@ def _waiting_gauss(bits: Any) -> float | None:
 
 
 def _knows_raw_state() -> bool:
-    """Return whether the bytes at a generator's address have the layout that this file expects."""
+    """Return whether NumPy keeps the state of its MT19937 in memory as this file expects, and may read and write it.
+
+    That is undocumented, so it is compared with a state read by NumPy's interface. If it differs, the slower interface
+    is used.
+    """
     state: Any = _bits.state
     expected = np.append(state["state"]["key"], state["state"]["pos"]).astype(np.uint32).tobytes()
     return ctypes.string_at(_bits.ctypes.state_address, _MT19937_BYTES) == expected

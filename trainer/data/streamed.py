@@ -168,7 +168,7 @@ class Sharded:
         return Turns(tuple(places), saved["turn"], frozenset(saved["ended"]))
 
     def _turns(self, epoch: int) -> Turns:
-        """Return the positions of all readers at the beginning of an epoch."""
+        """Return the positions of all readers at the beginning of an epoch; the first reader is read first."""
         return Turns(tuple(Place(epoch) for _ in range(self._readers)))
 
     def _reader_numbers(self) -> dict[str, int]:

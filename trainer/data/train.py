@@ -159,7 +159,7 @@ class SharedPlace:
         return self._data.shared_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the part of the position that all ranks share."""
+        """Restore what `state_dict` returned, before the rank's own position is loaded."""
         self._data.load_state_dict(state)
 
 

@@ -19,7 +19,10 @@ _MOST = 32  # parameters: a call that is taken back costs half a microsecond in 
 
 
 class LaunchMessages:
-    """Receives launch's message that ranks have to reconnect: `wait` waits for it, `watch` lets it interrupt a step."""
+    """Receives launch's message to one rank that ranks were replaced or join, so that all have to reconnect.
+
+    `wait` waits for it, and `watch` lets it interrupt a step.
+    """
 
     def __init__(self) -> None:
         self._control: Control | None = None
@@ -115,7 +118,7 @@ class Passes:
         self._hooks += [one.register_post_accumulate_grad_hook(self._at_gradient) for one in few]
 
     def close(self) -> None:
-        """Remove the hooks; no other thread may call `leave` meanwhile."""
+        """Remove the hooks that `leave` has added, if it was called; no other thread may call `leave` meanwhile."""
         for one in self._hooks:
             one.remove()
         self._hooks.clear()

@@ -210,7 +210,7 @@ class StepCount:
     def share_of(self, answer: Answer, batch: Batch) -> Tensor:
         """Return the loss of a micro-batch, or of a part of one, scaled to its share of the step, for `backward`.
 
-        The count is not added.
+        Unlike `weighted`, it does not add the answer's count to the step's; a caller with parts adds that of the whole.
         """
         if answer.count is None:
             return answer.loss if batch.scale == 1.0 else answer.loss * batch.scale

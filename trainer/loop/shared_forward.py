@@ -39,7 +39,11 @@ class SharedForward:
         self._number = 0
 
     def next_function(self) -> None:
-        """Begin with the next function on the same batch; it is offered the outputs of earlier functions, in order."""
+        """Begin with the next function on the same batch.
+
+        Its first pass may get the output of an earlier function's first pass, its second that of a second one, and so
+        on.
+        """
         self._number = 0
 
     def take(self, forward: Any, *args: Any, **named: Any) -> Any:

@@ -56,7 +56,7 @@ class Stragglers:
         self._reported: set[int] = set()
 
     def take(self, line: Mapping[str, Any], step_s: float) -> str:
-        """Return a message if a rank was slow, compared with the median, in the last five lines in a row, else "".
+        """Return a message if the same rank was slow in the last five lines, this one included, else "".
 
         Each rank is named only once. `line` has the fields of `in_line`, and `step_s` is the duration of a step.
         """

@@ -44,14 +44,15 @@ class Collective:
     """A collective as one rank saw it: its operator's name, and the seconds from its begin to its end.
 
     `sent` is the bytes that the rank gave, `open_s` those of its `seconds` in which the rank computed nothing, and
-    `phase` the phase of the step in which the rank waited for it or launched it.
+    `phase` the phase of the step to which it counts: on a GPU the one in which it was launched, on a CPU the one in
+    which the rank waited for it.
     """
 
-    name: str
+    name: str  # of torch's operator
     sent: int  # bytes that the rank gave
     seconds: float
     open_s: float  # those of `seconds` in which the rank computed nothing
-    phase: str  # in which the rank waited for it, or asked for it
+    phase: str  # in which it was launched (on a GPU), or waited for (on a CPU)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,9 +112,10 @@ def _newest(lines: bytes) -> RejoinMessage | None:
 
 
 def become_rank(message: RejoinMessage) -> None:
-    """Set the environment variables of the rank in the message, and redirect the output.
+    """Make this process the rank in the message: set its environment variables, and redirect the output.
 
-    If output went to the previous log, it goes to the rank's log from now on.
+    Where stdout and stderr went to the log that the message calls the previous one, they go to the rank's log from now
+    on. They are left alone if either log cannot be opened.
     """
     os.environ.update(message.environment)
     for stream in (sys.stdout, sys.stderr):

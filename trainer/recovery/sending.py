@@ -54,8 +54,8 @@ class Places:
 def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
     """Permit the process with the pid `by` to read these contiguous CPU tensors until the context ends.
 
-    It reads them from this process's memory, so they must not change meanwhile. Yields their addresses, to be sent to
-    it.
+    That process reads them from this one's memory, so they must not change meanwhile. Yields the addresses that it
+    needs for that; the caller has to send them to it.
     """
     mark = torch.frombuffer(bytearray(secrets.token_bytes(_MARK_BYTES)), dtype=torch.uint8)
     _permit_reading(by)

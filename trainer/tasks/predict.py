@@ -42,15 +42,16 @@ if TYPE_CHECKING:
 class Prediction:
     """A model and its inputs.
 
-    `answer(model, batch)` returns a line and a number for each sample; the mean of these numbers is called `mean`.
-    `data` describes the data set, so that answers of another one are refused. `settings` are those of the training,
-    `tp_plan` how layers are divided if the mesh has tp (None: the model's own plan).
+    `answer(model, batch)` returns a line (a dict for the output file) and a number for each sample; the mean of these
+    numbers is called `mean`. `data` describes the data set: if an interrupted prediction is resumed, stored answers for
+    another one are refused. `settings` are those of the training, `tp_plan` how layers are divided if the mesh has tp
+    (None: the model's own plan).
     """
 
-    task: str
-    model: nn.Module | Callable[[], nn.Module]
+    task: str  # its name, stored with the answers
+    model: nn.Module | Callable[[], nn.Module]  # or a function that makes it
     dataset: Dataset[Any]
-    data: str  # a description of the data set: answers of another one are refused
+    data: str  # a description of the data set, stored with the answers
     answer: Callable[[nn.Module, Any], tuple[list[Line], list[float]]]
     mean: str  # what the mean over all samples is called
     batch_size: int

@@ -50,11 +50,12 @@ class Departure(msgspec.Struct, frozen=True):
 
 
 class StateDeparture(msgspec.Struct, frozen=True):
-    """The first checkpoint that differs, among those that both runs have: how many of its `tensors` are `different`,
-    the first of these with an element and both values, and other state that differs (`kept`).
+    """The first checkpoint that differs between the undisturbed and the disturbed run, among those that both have: how
+    many of its `tensors` are `different`, the first of these with an element and both values, and other state that
+    differs (`kept`).
     """
 
-    step: int
+    step: int  # of the checkpoint
     tensors: int  # in the checkpoint
     different: int  # how many of them differ
     tensor: str = ""  # the first one that differs
@@ -71,11 +72,11 @@ class ComparedRun(msgspec.Struct, frozen=True):
     """
 
     mode: str  # the way in which it was disturbed
-    run: str
+    run: str  # its id
     verdict: Judgement
-    kills: tuple[Kill, ...]
-    state: State
-    took_s: float
+    kills: tuple[Kill, ...]  # the planned ones, also those that were missed
+    state: State  # of the run, at its end
+    took_s: float  # from its first start to its end
     why: str = ""  # the reason why it proves nothing or has failed, or ""
     steps: int = 0  # at which a metric could be compared
     metrics: tuple[str, ...] = ()  # that could be compared
@@ -84,7 +85,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
     exit_code: int = 0  # of the run
     first: Departure | None = None  # the first reported number that differs, if one does
     first_state: StateDeparture | None = None  # the first checkpoint that differs, if one does
-    again_differs: int | None = None  # the first step at which a second undisturbed run differs from the first one
+    again_differs: int | None = None  # first step at which a second undisturbed run differs; None: no such step, or run
     causes: tuple[str, ...] = ()  # what usually causes such a difference
 
 

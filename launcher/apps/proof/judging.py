@@ -120,7 +120,9 @@ def _lost_by_a_resume(step: int, between: int, alike: int) -> str:
 
 
 def _never_the_same(evidence: Evidence) -> Iterator[str]:
-    """Yield causes of differences between any two runs, whether something was killed or not."""
+    """Yield sentences for the user on a training that differs from run to run even if nothing is killed: first how
+    that was found, then what usually causes it.
+    """
     if evidence.repeats is False:
         yield "the training does not repeat itself: two undisturbed runs differ as well, so no restart is to blame"
     else:

@@ -212,9 +212,8 @@ class _Measuring:
         return round(samples * one.ranks / base.ranks)
 
     def _crowded(self, one: Configuration, run: Run, status: RunStatus) -> str:
-        """Return a warning if the ranks of a run share CPU cores, else "".
-
-        Several nodes may be on one machine.
+        """Return a warning if the ranks of a run on CPUs have fewer cores than threads, so that they take turns, else
+        "". The ranks of all nodes that are on one machine are counted together; `one` is what the run measures.
         """
         nodes = environments(RunDir(run.path), status.attempt)
         if any(node.gpus for node in nodes):

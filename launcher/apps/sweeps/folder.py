@@ -124,7 +124,7 @@ def register_sweep(sweep: SweepDir) -> None:
 
 
 def known_sweeps() -> list[SweepDir]:
-    """Return all sweeps of this user whose folder exists, the newest last."""
+    """Return all sweeps of this user whose record can be read, the newest last."""
     try:
         names = [name for name in os.listdir(_links()) if is_run_id(name)]
     except FileNotFoundError:

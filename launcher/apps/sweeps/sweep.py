@@ -117,11 +117,11 @@ def _settled(
 
 
 def _without_fixed(space: Mapping[str, Dimension], file: Path, overrides: tuple[str, ...]) -> dict[str, Dimension]:
-    """Return the space to search, in which a condition on an option that the spec in `file` or an override fixes is
-    resolved.
+    """Return the space to search without conditions on options that are not in it, but have one value in all trials, by
+    the spec in `file` or an override.
 
-    An option whose condition does not hold is left out. Raise BadInput for a condition on an option that is set
-    nowhere.
+    An option whose condition (`when`) has that value loses the condition; one with another value is left out. Raise
+    BadInput for a condition on an option that is set nowhere.
     """
     found: dict[str, Dimension] = {}
     text = file.read_text()
@@ -321,7 +321,11 @@ class Sweep:
         return status
 
     def _conduct(self) -> None:
-        """Make sure that a process conducts the sweep and has read everything that was written before this call."""
+        """Make sure that a process conducts the sweep and will read all that was written before this call.
+
+        Do nothing if one is at work. Otherwise start one, and return once it is up; the state of a sweep that had ended
+        or was stopped becomes `running` again.
+        """
         sweep = self._folder
         if conductor_lives(sweep) and self.status().state == "running":
             return

@@ -42,7 +42,9 @@ _STARTUP = 10
 
 
 def sampler_of(options: SweepOptions, seed: int) -> samplers.BaseSampler:
-    """Return the Optuna sampler that chooses points in the way that `options.search` names."""
+    """Return the Optuna sampler that chooses points in the way that `options.search` names, at random if it is none of
+    Optuna's other ways; `seed` is that of its random numbers.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         match options.search:

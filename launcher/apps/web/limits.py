@@ -31,7 +31,9 @@ class Limits:
 
 
 class UnprovedConnections(Generic[Held]):
-    """The connections on which no request has had the token yet, oldest first."""
+    """The connections on which no request has had the server's token yet, oldest first: at most `most` in total, and
+    `per_address` from one client address. The list only counts and chooses; its owner drops connections.
+    """
 
     def __init__(self, most: int, per_address: int) -> None:
         self._most, self._per_address = most, per_address

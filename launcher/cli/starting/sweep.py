@@ -49,10 +49,10 @@ class StartedSweep(msgspec.Struct, frozen=True):
 
 
 class ExtendedSweep(msgspec.Struct, frozen=True):
-    """The runs that continue a sweep's best trials."""
+    """The runs that were started to continue a sweep's best trials."""
 
-    sweep: str  # its id
-    runs: tuple[str, ...]  # their ids
+    sweep: str  # id of the sweep with these trials
+    runs: tuple[str, ...]  # ids of the new runs
 
 
 class SweepPicture(msgspec.Struct, frozen=True):

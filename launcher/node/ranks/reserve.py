@@ -88,8 +88,9 @@ class Reserve:
         return tuple(one.pid for one in self._processes if one.pid)
 
     def is_short(self, start: Start) -> bool:
-        """Return whether `fill` would start a process for ranks like those of `start`: fewer are in reserve than the
-        spec asks for, none is being started, and not too many were started in this generation.
+        """Return whether `fill` would start a process for ranks like those of `start`: fewer that can be such a rank
+        are in reserve than the spec asks for, none is being started, and tries are left in this generation, which allow
+        for a few processes that fail.
         """
         has_tries = start.generation != self._generation or self._tries > 0
         return self._lacks(start) > 0 and has_tries and not self._filling

@@ -145,8 +145,8 @@ def _named(run: RunDir, message: bytes) -> AttemptDir | None:
 
 
 def _left_behind(run: RunDir) -> AttemptDir | None:
-    """Return the attempt whose submitter wrote its intent and died before it started a supervisor, or None if there is
-    none.
+    """Return the run's newest attempt if its intent was written and it was not started, as its submitter died in
+    between; else None.
     """
     attempt = newest(run) if run.plan.exists() else None
     return attempt if attempt is not None and attempt.intent.exists() and not attempt.started.exists() else None

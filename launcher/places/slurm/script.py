@@ -222,6 +222,6 @@ def _lines_of(component: Mapping[str, str | bool], chosen: Mapping[str, str | bo
 
 
 def _directives(text: str) -> dict[str, str]:
-    """Return the lines of a script that set options, by the options' names."""
+    """Return the #SBATCH lines of a script, each whole, by the name of the option that it sets (without dashes)."""
     lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
     return {line.removeprefix("#SBATCH --").partition("=")[0]: line for line in lines}

@@ -66,7 +66,7 @@ def crontab_line(workdir: str) -> str:
 
 
 def _row(host: SeenHost) -> tuple[str, ...]:
-    """Return the host's row of the table."""
+    """Return the cells of the host's row in the table of `launch doctor`: from its name to the runs on it."""
     found, facts = host.found, host.found.facts
     return (
         host.name,

@@ -154,16 +154,16 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class AskTails(OfRun, frozen=True, tag="logs"):
-    """Ask for the new parts of the files in `folders` of the run. → Tails"""
+    """Ask for what the files in `folders` of the run have beyond the bytes that the asker has (`known`). → Tails"""
 
     folders: tuple[str, ...]  # relative to the run's folder
-    known: Mapping[str, int]  # by file name, how many bytes the asker has
+    known: Mapping[str, int]  # how many bytes, by file relative to the run's folder; others are sent from the beginning
 
 
 class Tails(msgspec.Struct, frozen=True):
-    """The sizes of the parts of files that follow."""
+    """The answer to AskTails: the list of the parts (new ends of files), whose bytes follow it in the same order."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # each with its file, its offset there and its size
     more: bool  # more is new than fits into one answer
 
 

@@ -52,9 +52,9 @@ def freeze(
     """Copy the code through the store into `target`, which must not exist; with `fsync` the target is durable on
     return.
 
-    Without a target only the store gets the code, durably. Raise BadInput for a file that cannot be read, or keeps
-    changing; the target is then removed. `now_ns` is the current time, and the files are iterated through `watch`,
-    which can report progress.
+    Return the digest, and how much had to be hashed and stored. Without a target only the store gets the code, durably.
+    Raise BadInput for a file that cannot be read, or keeps changing; the target is then removed. `now_ns` is the
+    current time (None: that of the clock), and the files are iterated through `watch`, which can report progress.
     """
     make_dir(store)
     if not is_ours_alone(store):  # made when others could write to the folder that it is in
@@ -225,7 +225,7 @@ def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns:
 
 
 def _set_aside(path: Path) -> None:
-    """Take the tree away from its path in one step, by a rename, and then delete it."""
+    """Delete the tree at `path`. It is renamed first, so that no process finds a part of it there."""
     aside = new_draft(path.parent)
     os.rename(path, aside)
     remove(aside)

@@ -36,14 +36,14 @@ class CodeFile(msgspec.Struct, frozen=True, gc=False):
 class CodeList:
     """The files that make up a project's code, sorted.
 
-    `looks` has the status that each regular file had when it was listed, and `beside` the paths of files that are
-    outside `root`.
+    `looks` has the status that each regular file had when it was listed. `beside` has the files that are read from
+    elsewhere than below `root`. The keys of both are names in the code, as in `CodeFile.path`.
     """
 
-    root: Path
+    root: Path  # the project's folder
     files: tuple[CodeFile, ...]
     looks: Mapping[str, os.stat_result] = field(default_factory=dict, compare=False)  # status when it was listed
-    beside: Mapping[str, Path] = field(default_factory=dict)  # paths of files that are outside `root`
+    beside: Mapping[str, Path] = field(default_factory=dict)  # the path from which such a file is read
 
     @cached_property
     def bytes(self) -> int:

@@ -237,8 +237,8 @@ class ArgsTable(Struct, frozen=True):
 
 
 def _option(key: Scalar, value: Node) -> list[str]:
-    """Return one entry of the mapping as words of a command line; raise Wrong if its value is neither a scalar nor a
-    list.
+    """Return one entry of a mapping of options as words of a command line: `lr: 0.1` becomes `--lr 0.1`, and a list
+    several words after the option. Raise Wrong if the key or the value cannot be written so (see `option_words`).
     """
     return [WORD.parse(word) for word in option_words(key, value)]
 

@@ -111,7 +111,9 @@ def started(key: str, state: RunState, opened: Event) -> Message:
 
 
 def _going_on(state: RunState) -> RunState:
-    """Return the state as it was while the run still ran, without the fields of its end."""
+    """Return the state of a run that may have ended since as if it still ran: RUNNING, and without the cause, exit
+    code, failure, message and time of its end.
+    """
     return msgspec.structs.replace(
         state, state=State.RUNNING, cause=None, exit_code=None, failure=None, message="", ended_at=None
     )

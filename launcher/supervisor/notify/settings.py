@@ -45,11 +45,11 @@ class SmtpOptions(Struct, frozen=True):
 class NotifySettings(Struct, frozen=True):
     """The content of the settings file; None for an option that it does not have."""
 
-    to: tuple[NotifyTarget, ...] | None = None
-    on: tuple[str, ...] | None = None
-    restarts: int | None = None
-    stalled_after_s: float | None = None
-    smtp: SmtpOptions | None = None
+    to: tuple[NotifyTarget, ...] | None = None  # the recipients
+    on: tuple[str, ...] | None = None  # the occasions on which they are notified
+    restarts: int | None = None  # a message is sent after more restarts than this
+    stalled_after_s: float | None = None  # the time without progress, or of waiting, that counts as stalled
+    smtp: SmtpOptions | None = None  # the server through which mail is sent
 
 
 _SMTP = Section(

@@ -85,7 +85,7 @@ class Occupancy:
     alone: frozenset[str] = frozenset()  # runs that receive nothing from the host that leads them
 
     def taken(self, kind: str) -> tuple[SlotHolder, ...]:
-        """Return the holders of slots of `kind`."""
+        """Return the holders of slots of `kind`, which is GPU or CPU."""
         return tuple(holder for holder in self.held if holder.kind == kind)
 
     def before(self, one: SlotWaiter) -> frozenset[SlotWaiter]:

@@ -52,8 +52,8 @@ def answer_questions(folder: Path, limit_s: float, me: str, address: str) -> Non
 
 
 def _hello(address: str, interface: str) -> Hello:
-    """Return the node's first answer about itself; `address` is the batch system's, and `interface` the one that the
-    trial asks about.
+    """Return the node's answer about itself: its versions, its clock and its addresses. `address` is the one by which
+    the batch system names the node, and `interface` the network interface whose address the trial asks for, or "".
     """
     addresses, error = {"": address}, ""
     if interface:

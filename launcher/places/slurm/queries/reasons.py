@@ -132,8 +132,8 @@ def plain(reason: str) -> str:
 
 
 def _not_available(nodes: str | None, why: str | None) -> str:
-    """Return the sentence that nodes which the job needs are not available: `nodes` names them, or `why` says why;
-    either may be None.
+    """Return the text on nodes that the job needs and that are not available. Slurm names them in `nodes`, or says why
+    in `why`; what it does not say is None, and then the text is general.
     """
     if nodes is not None and (named := nodes.strip(" ()")):
         return f"a node that it needs is down, drained or does not answer: {named}"

@@ -129,7 +129,8 @@ def is_awaited(supervisor: SupervisorState) -> bool:
     """Return whether the attempt that this host knows has not begun, because the leader still waits for hosts or for
     their slots.
 
-    If this host is the leader, another one has to answer that it waits in that attempt, and none that it has begun.
+    Another host has to confirm it. If this host does not lead, that is the leader. If it leads, at least one other host
+    has to answer, and all that answer have to be waiting in that attempt.
     """
     attempt, index = supervisor.attempt, supervisor.here.index
     if (attempt.started if supervisor.leads else attempt.node_started(index)).exists():

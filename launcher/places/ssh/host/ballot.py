@@ -147,7 +147,9 @@ class Ballot:
         return self.voter.against_open(self._opened(said), self.records())
 
     def accept(self, said: OpenAttempt) -> None:
-        """Accept the attempt `said`, whose plan is on disk already."""
+        """Record that this host accepts the attempt `said`; the caller has checked that it may, and has written the
+        attempt's plan to disk. With a shared disk nothing is written.
+        """
         if self._on_disk:
             self.keep(self.voter.accept(self._opened(said)))
         self.accepted = said
@@ -185,9 +187,10 @@ class Ballot:
     def is_next_in_line(self, own: SupervisorStatus, leaderless: Mapping[int, SupervisorStatus]) -> bool:
         """Return whether this host is next to take over.
 
-        It is unless another leaderless host has newer records, or equal records and a lower number. `own` is this
-        host's status from before it asked the others: later it may have records of an attempt that another host opened
-        meanwhile. On a shared disk all hosts have the same records.
+        It is unless another host without a leader has accepted a newer attempt, or has more of that attempt's history,
+        or is equal in both and has a lower number. On a shared disk, where records are equal, the lower number alone
+        decides. `leaderless` has the status of each such host by its number. `own` is this host's status from before it
+        asked the others: later it may have records of an attempt that another host opened meanwhile.
         """
         if not self._on_disk:
             return all(self.me < number for number in leaderless)

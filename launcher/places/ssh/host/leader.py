@@ -244,8 +244,11 @@ class Leader:
         return agents
 
     def _follow(self, end: AttemptEnd) -> int | None:
-        """Open the next attempt with the hosts that answer, once they are enough; return its number, or None if the run
-        ends instead. `end` is how this attempt has ended.
+        """Wait until enough hosts answer, by votes and by nodes, and open the next attempt with them; return its
+        number. If another host has opened it meanwhile, return that number.
+
+        Return None if the run ends instead: it is to stop, or this wait has taken too long, which ends the attempt
+        here. `end` is how this attempt has ended.
         """
         supervisor = self._supervisor
         give_up_at = time.monotonic() + GIVE_UP_WAITS * supervisor.patience_s

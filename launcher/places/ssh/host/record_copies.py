@@ -113,7 +113,9 @@ def is_within(attempt: AttemptDir, role: str, of_role: AttemptDir) -> bool:
 
 
 def _named(run: RunDir, replica: Replica, roles: Collection[str]) -> KeptRecord | None:
-    """Return the record that the replica is a copy of, or None if no record has its name."""
+    """Return where the record is kept here of which the leader has sent the copy `replica`; None if no record of the
+    run, or of its side roles `roles`, has its name.
+    """
     found = _OF_ROLE.fullmatch(replica.name)
     if found is None:
         return _of_run(run, run.attempt(replica.attempt)).get(replica.name)
@@ -135,7 +137,9 @@ def _is_history(name: str) -> bool:
 
 
 def _of_run(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
-    """Return the records to copy of the run's own attempt, by the names that messages give them."""
+    """Return the records to copy of a run and its attempt `attempt`, by the names that messages give them; their files
+    need not exist yet. A side role, which has a run folder too, is copied with only some of them (`_of_role`).
+    """
     return {
         ENDPOINT: KeptRecord(attempt.endpoint, Endpoint),
         "avoided": KeptRecord(run.avoided, list[Exclusion]),

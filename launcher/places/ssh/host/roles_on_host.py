@@ -33,7 +33,9 @@ class _Here:
 
 
 class RolesOnHost:
-    """The roles beside the main one that have ranks on this host; call `look` whenever a record may have come."""
+    """The agents on this host of the roles beside the main one. `look` starts and ends them by the roles' records,
+    which the leader sends; call it whenever one may have come.
+    """
 
     def __init__(self, supervisor: SupervisorState, agents: AgentProcesses) -> None:
         self._supervisor, self._agents = supervisor, agents

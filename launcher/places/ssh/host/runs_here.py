@@ -23,8 +23,10 @@ from launcher.supervisor.waiting import OtherRun
 
 
 def tidy(workdir: Path, wanted: Tidy) -> Tidied:
-    """Return how many bytes the runs named in `wanted` take of this host's disk. If it has `remove` set, delete what no
-    live run needs, after it was counted.
+    """Return how many bytes the runs named in `wanted`, and code that no other run needs, take of this host's disk, and
+    which of these runs are live: have processes here.
+
+    If `wanted` has `remove` set, delete after counting: these runs except the live ones, and that code.
     """
     there = {run_id: run for run_id in wanted.runs if (run := RunDir(workdir / "runs" / run_id)).path.is_dir()}
     tags = tagged_any([str(run.path) for run in there.values()], os.getuid())

@@ -112,8 +112,8 @@ class SupervisorRpc:
         return self.ask(question, [whom], limit_s).get(whom)
 
     def suspect(self, number: int) -> None:
-        """Treat host number `number` as silent until it answers, so that no question waits long for it: this host's
-        agent has lost its connection to that one.
+        """Treat host number `number` as silent until it answers, so that no question waits long for it. The caller has
+        a reason: the agent on this host has lost its connection to that host.
         """
         if number in self._peers:
             self._gone_since.setdefault(self._peers[number], inf)

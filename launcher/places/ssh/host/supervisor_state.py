@@ -310,10 +310,10 @@ class SupervisorState:
         self._alone.clear()
 
     def stand(self, above: int) -> int | None:
-        """Give this host's vote to itself for a new attempt, with a number above `above` and above all it has voted
-        for; return the number.
+        """Choose a number for a new attempt, above `above` and above all for which this host has voted, record its vote
+        for itself as the leader of that attempt, and return the number.
 
-        Return None if the host has already accepted a next attempt.
+        Return None, without a vote, if the host has already accepted an attempt after the present one.
         """
         with self._lock:
             if self.ballot.accepted is not None:

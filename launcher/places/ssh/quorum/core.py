@@ -87,8 +87,8 @@ class Open:
 class Settle:
     """The message that enough voters have accepted an attempt, so that earlier ones are over."""
 
-    attempt: int
-    leader: Host
+    attempt: int  # its number
+    leader: Host  # of that attempt
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,8 +290,8 @@ def _not_started(*lines: str, exit_code: Exit = Exit.UNREACHABLE) -> NotStarted:
 
 
 def mend(wanted: Sequence[Asked]) -> dict[str, LaunchError]:
-    """Hand over the attempts whose submitter is gone, unless their hosts have begun them; return the error of each that
-    cannot be handed over now, by its folder.
+    """Hand over to their hosts those of the attempts `wanted`, (run, attempt), whose submitter has died, unless the
+    hosts have begun them; return the error of each that cannot be handed over now, by the attempt's folder.
     """
     return failures(each(wanted, _mend))
 
