@@ -20,7 +20,9 @@ RunId = NewType("RunId", Annotated[str, msgspec.Meta(pattern=_RUN_ID)])
 
 
 def is_run_id(text: str) -> bool:
-    """Return whether the text has the form of a run id."""
+    """Return whether the text has the form of a run id: up to 128 lower-case letters, digits, `_` and `-`, of which the
+    first is a letter or digit; `last` is none.
+    """
     return re.match(_RUN_ID, text) is not None
 
 

@@ -93,9 +93,10 @@ class World:
 
     @property
     def node(self) -> int:
-        """The number of this node.
+        """The number of this rank's node, from 0.
 
-        Without GROUP_RANK it is computed, and all nodes must have equally many ranks.
+        It is that in the environment variable GROUP_RANK. If that is not set, it is computed from the rank's number,
+        which is right only if all nodes have equally many ranks.
         """
         return self.rank // self.local_size if self.group_rank is None else self.group_rank
 
@@ -199,12 +200,12 @@ class Membership:
 
     @classmethod
     def take(cls, *, group: bool, timeout_s: float | None = None, device: str | None = None) -> "Membership":
-        """Return the current membership if it fits, else join the group and return a new one; all ranks call it.
+        """Return the current membership if a training on `device` can use it, else join the group and return a new one.
 
-        With `group`, a world of one gets a process group too. `timeout_s` (None: 600, or LAUNCH_GROUP_TIMEOUT_S) limits
-        each operation of the group, and `device` None is a GPU if there is one. A group that the script has made is
-        never destroyed here. Raises BadSettings for an environment that cannot work, and torch's DistError or an
-        OSError if the ranks do not meet in time.
+        All ranks call it. With `group`, a world of one gets a process group too. `timeout_s` (None: 600, or
+        LAUNCH_GROUP_TIMEOUT_S) limits each operation of the group, and `device` None is a GPU if there is one. A group
+        that the script has made is never destroyed here. Raises BadSettings for an environment that cannot work, and
+        torch's DistError or an OSError if the ranks do not meet in time.
         """
         if cls._kept is not None and cls._kept.fits(device):
             cls._kept.taken += 1
@@ -434,7 +435,7 @@ def _own_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dis
 
 
 def _store_of_first(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
-    """Connect to the store that rank 0 serves at this address, and return it.
+    """Connect, as a rank other than 0, to the store that rank 0 serves at this address, and return it.
 
     `size` is the number of ranks, and `timeout` limits the connecting and each operation. Raises torch's DistError.
     """

@@ -94,7 +94,11 @@ class Attendance:
         self._ledger.record("agent_unknown", text, node=index)
 
     def mark_dead(self, death: ProvenDead) -> Iterator[Loss]:
-        """Mark the agent that was last connected from the node in `death` as dead, and yield each loss that follows."""
+        """Mark as dead the agent that was last connected from the node in `death`, as it has been proven to have exited
+        with all its ranks. Yield the loss of it, if it had not been counted as lost before.
+
+        If an agent is connected from this node, and no earlier one is still counted as alive, do nothing.
+        """
         node = self._nodes.get(death.node)
         if node is None or (node.link is Presence.UP and node.stale_agent is None):
             return  # about an agent before this one, whose end has been dealt with

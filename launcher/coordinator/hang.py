@@ -425,8 +425,8 @@ def _verdict(
     """Build a verdict of `kind` that names the `found` ranks, with the place of the first one unless `where` gives
     another place.
 
-    `text` and `hint` are for the user, and `ranks` supply the evidence. `same` is equal for equal hangs which no
-    restart can cure, else "".
+    `text` and `hint` are for the user, and `ranks` supply the evidence. `same` identifies a mismatch in the program,
+    which a restart does not cure: two hangs by the same mismatch have the same text here. It is "" for other hangs.
     """
     frame = own_frame(found[0].stack)
     known = where or (f"{place(frame)} in {frame.name}" if frame is not None else "")

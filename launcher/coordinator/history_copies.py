@@ -33,7 +33,9 @@ class HistoryCopies:
 
     @copied.setter
     def copied(self, size: float) -> None:
-        """Set how many bytes of the history at least half of the voters have, the leader included."""
+        """Set how many bytes of the history at least half of the voters have, the leader included; infinity if no other
+        host is to have a copy.
+        """
         self._shared[0] = size
 
     def await_half(self, size: float, within_s: float) -> bool:

@@ -105,8 +105,10 @@ class Links:
     # -- measuring
 
     def _is_under_way(self) -> bool:
-        """Return True while links are being measured, after beginning the next turn if all pairs of the last one have
-        answered or are late; return False once no turn is left.
+        """Return True while links are being measured, and False once no turn is left.
+
+        Begin the next turn if all pairs of the last one have answered or are late, which they are at `deadline`. A late
+        pair is recorded as a link with a problem, unless its first node's heartbeats are late too.
         """
         attempt = self._attempt
         if attempt.mono < self._until and self._is_any_awaited():

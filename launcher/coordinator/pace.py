@@ -74,8 +74,10 @@ class Pace:
         return self.made_in_all - self._made_before
 
     def rate(self, mono: float) -> float | None:
-        """Return the recent steps per second, or None with fewer than two steps; the rate falls while steps take longer
-        than before.
+        """Return the steps per second over the last 20 seconds, or over the last two reports of a step if these are
+        farther apart; None with fewer than two.
+
+        The rate falls while the next step is overdue: the time since the last one then counts too.
         """
         self._forget(mono)
         if len(self._samples) < 2:

@@ -354,8 +354,10 @@ class Watch:
         return self._inquiry.next_check()
 
     def check(self) -> None:
-        """Act on what is overdue in the open generation: the job's time limit, the explanation of a failure, the
-        majority of voters, the start of ranks, or the answers of silent ranks.
+        """Act on the first of these that is so: the job's time limit is reached; a failure has waited too long for its
+        reason; so few voters are reachable that the others may elect another leader; or ranks have not started in time.
+        If none is so and all ranks run, ask them what they do when it is time for that: after a long silence for a
+        hang, and at intervals for the rank that the others wait for.
         """
         attempt = self._attempt
         if attempt.mono >= attempt.limit_at:

@@ -69,7 +69,9 @@ class ReplicaFiles:
         return self.look_at("best", max(kept)) if kept else None
 
     def open(self, save: Save, name: str) -> BinaryIO:
-        """Open a rank's file for copying; raise SaveGone if it does not exist."""
+        """Open the file `name` of a checkpoint, which one of its ranks wrote, for copying; raise SaveGone if the folder
+        has no such checkpoint or file.
+        """
         self.manifest(save)
         try:
             return partial.open_file(self._folder, save.step, name, save.kind)
@@ -77,7 +79,7 @@ class ReplicaFiles:
             raise SaveGone(f"{save}: {name[:64]!r} is not here") from error
 
     def size(self, save: Save, name: str) -> int:
-        """Return the size in bytes of a rank's file; raise SaveGone if it does not exist."""
+        """Return the size in bytes of the file `name` of a checkpoint; raise SaveGone if it does not exist."""
         with self.open(save, name) as file:
             return os.fstat(file.fileno()).st_size
 

@@ -70,12 +70,13 @@ class SaveChoice(msgspec.Struct, frozen=True):
 class LoadDecision(msgspec.Struct, frozen=True):
     """The checkpoint that all members of a generation load, and the best one by a metric, which they only keep.
 
-    `lacks` is "" or why none can be loaded although the run had some; then no rank is started.
+    If the run has no checkpoint yet, `load.save` is None and ranks start from the beginning. If it has some but none is
+    complete, `lacks` says which file is missing, and no rank is started.
     """
 
     load: SaveChoice  # the one that ranks load
     best: SaveChoice  # the best one, which members only keep
-    lacks: Reason = ""  # which file is missing if the run's checkpoints are all incomplete; then no rank is started
+    lacks: Reason = ""  # which file is missing if none of the run's checkpoints is complete; "": ranks may start
 
 
 class List(msgspec.Struct, frozen=True, tag="list", tag_field="t"):

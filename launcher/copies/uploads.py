@@ -228,8 +228,11 @@ class _Work:
         return self._first
 
     def _is_due(self, held: Held, newest: Held | None, *, last: bool) -> bool:
-        """Return whether the checkpoint is due by `checkpoint.copy_to_every` of the spec (steps or time since `newest`,
-        the newest one in the store); if it is the run's `last`, it is due unless the store has it or a newer one.
+        """Return whether the checkpoint is to be uploaded now, given `newest`, the newest one in the store (None: it
+        has none, and any checkpoint is due).
+
+        A newer one is due once `checkpoint.copy_to_every` of the spec, in steps or time, lies between the two, or
+        always if the spec does not set that. The run's `last` one is due unless the store has it or a newer one.
         """
         if newest is None or (last and held.step >= newest.step and held.digest != newest.digest):
             return True

@@ -266,7 +266,9 @@ def _space(path: str) -> tuple[int, int]:
 
 
 def _is_synchronised() -> bool:
-    """Return whether a time service keeps the clock."""
+    """Return whether the kernel reports that a time service (such as chrony) keeps this machine's clock right; False
+    also if the kernel cannot be asked.
+    """
     try:
         import ctypes  # late: an interpreter may have been built without it
     except ImportError:

@@ -34,13 +34,18 @@ class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="t"):
 
 
 class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
-    """A request to send `size` arbitrary bytes; the answers are Offer and, after Go, the bytes."""
+    """A request to the peer to send `size` arbitrary bytes.
+
+    The peer answers with Offer (it has so many bytes), and sends them once the requester has sent Go.
+    """
 
     size: Size
 
 
 class Take(msgspec.Struct, frozen=True, tag="take", tag_field="t"):
-    """An announcement of `size` bytes; the answers are Go and, once all bytes have arrived, Fine."""
+    """An announcement of `size` bytes to the peer, which answers with Go, after which they are sent, and with Fine once
+    all have arrived.
+    """
 
     size: Size
 

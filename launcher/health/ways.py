@@ -83,7 +83,9 @@ def _row(host: str, ways: Sequence[Way]) -> tuple[str, ...]:
 
 
 def _unreachable(hosts: Sequence[str], ways: Iterable[Way]) -> Iterable[Finding]:
-    """Yield a problem for each host that others cannot reach, once per reason."""
+    """Yield a problem for each host that others cannot reach and each reason for that, with the names of these others
+    in the order of `hosts`. `ways` are the links that could not be measured, each with its error.
+    """
     starts: dict[tuple[str, str], list[str]] = {}
     for way in ways:
         why = f"{way.at}: {way.error}" if way.at else way.error

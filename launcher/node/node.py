@@ -329,8 +329,9 @@ class NodeAgent:
             self._line.send_reliably(messages.Leads(self._home.node.index, self._generation))
 
     def on_report(self) -> None:
-        """Pass new checkpoints and snapshots to the stores that copy them, and have the next heartbeat sent without
-        waiting for the interval to pass.
+        """Handle a report that a rank of this node has made: pass the step of its newest checkpoint, or of its newest
+        state kept in memory, on to what copies these to other machines; fill the reserve if it is short; and have the
+        next heartbeat sent without waiting for the interval to pass.
         """
         if self._replication is not None and self._group is not None and self._group.checkpoint is not None:
             self._replication.note(self._group.checkpoint)

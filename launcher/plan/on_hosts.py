@@ -39,9 +39,11 @@ def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tupl
 
 
 def with_addresses(plan: Plan, draw: Callable[[str], str]) -> Plan:
-    """Return the plan of a run of several roles with a HOST:PORT for each rank, in the plan of each role.
+    """Return the plan of a run of several roles with the addresses at which the roles reach each other: a HOST:PORT for
+    each rank of each role, or several if the role's ranks have several ports.
 
-    `draw` is called with a machine's address and returns a free HOST:PORT on it.
+    The plan of every role has the addresses of all. `draw` is called with a machine's address and returns a free
+    HOST:PORT on it.
     """
     found: dict[str, list[str]] = {}
     for one in (plan, *plan.roles):
@@ -107,7 +109,9 @@ def most_of_a_host(plan: Plan) -> HostShare:
 
 
 def _most_of(plan: Plan, hosts: range) -> HostShare:
-    """Return the largest number of cores, GPUs and memory that the programs on any one of these hosts need together."""
+    """Return the most cores, the most GPUs and the most memory that the programs on one of these hosts need together;
+    each of the three may be that of another host.
+    """
     on_each = [
         [one for one in (plan, *plan.roles) if one.first_host <= host < one.first_host + one.nodes_max]
         for host in hosts

@@ -13,12 +13,16 @@ _SIZE = r"(?:^|,)\s*{}\s*=\s*([1-9]\d{{0,5}})\s*(?:,|$)"
 
 
 def tensor_parallel(args: Sequence[str]) -> int:
-    """Return the tensor-parallel size in a training's arguments, or 1 if they set none."""
+    """Return the tensor-parallel size `tp` that `--mesh` sets in a training's command-line arguments, or 1 if it sets
+    none.
+    """
     return _size("tp", args)
 
 
 def pipeline_parallel(args: Sequence[str]) -> int:
-    """Return the number of pipeline stages in a training's arguments, or 1 if they set none."""
+    """Return the number of pipeline stages `pp` that `--mesh` sets in a training's command-line arguments, such as
+    `--mesh dp=4,pp=2`, or 1 if it sets none.
+    """
     return _size("pp", args)
 
 

@@ -88,8 +88,10 @@ def users_limits() -> list[tuple[int, int]]:
 
 @contextmanager
 def core_dumps_as_before() -> Iterator[None]:
-    """Restore the user's limit on core dumps within the body, for a child process that forbids core dumps itself and
-    must be able to report the user's limit.
+    """Restore the limit on core dumps within the body to what the user had set, if this process has forbidden them.
+
+    A child process that is started in the body inherits the user's limit. It then forbids core dumps itself, but can
+    restore that limit for the user's programs.
     """
     before = _before.get(resource.RLIMIT_CORE)
     if before is not None:

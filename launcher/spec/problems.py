@@ -134,7 +134,9 @@ def shown(text: str) -> str:
 
 
 def shown_key(name: str) -> str:
-    """Return a key as messages show it: quoted unless it has only letters, digits and `_.-`, at most 64."""
+    """Return a key of the spec as messages show it: as it is if it has 1 to 64 characters, all of them letters, digits
+    or `_.-`; else quoted, on one line and shortened.
+    """
     return name if re.fullmatch(_PLAIN_KEY, name) else shown(name)
 
 

@@ -190,8 +190,8 @@ class AgentProcess:
         return self.lease.copies if self.lease is not None else None
 
     def enforce_lease(self) -> float | None:
-        """Kill the ranks of an agent once its lease has expired, then the agent if it does not exit. Kill an agent also
-        if a signal has stopped it for a while and processes below it still run.
+        """Kill the ranks of this agent once its lease has expired, and then the agent if it does not exit. Kill the
+        agent also if a signal has stopped it for a second and processes that it started still run.
 
         Return the seconds to the next check, or None if there is no lease.
         """
@@ -491,7 +491,9 @@ def _argv(run_dir: str, attempt: str, node: int | str) -> Sequence[str]:
 
 
 def _environment(environ: Mapping[str, str], run_dir: str) -> dict[str, str]:
-    """Return an agent's environment, with the variable that marks processes of this run."""
+    """Return an agent's environment: the variables in `environ` that ranks may inherit, and the one that marks
+    processes of this run, whose value is `run_dir`.
+    """
     return {**job_environment(environ), TAG: run_dir}
 
 

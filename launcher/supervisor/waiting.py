@@ -244,8 +244,8 @@ class Waiter:
             yield f"starts at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self._starts_at))}"
 
     def _by_its_number(self) -> Iterator[str]:
-        """Yield a reason to wait while too many earlier runs of the same submission have not ended, by its limit on
-        runs at a time.
+        """Yield a reason to wait while `queue.max_parallel` of the runs that were submitted together with this one, and
+        have a lower number than it, have not ended.
         """
         going = list[Path]()
         for number, path in enumerate(self._earlier):

@@ -223,8 +223,11 @@ class _Handshake:
         _send_now(peer, _Hello(WIRE_VERSION, self.nonce))
 
     def advance(self) -> bool:
-        """Read what the client has sent, and return whether its proof is now complete and right; if so, send the
-        server's proof. Raise WireError or OSError if the client can no longer prove itself.
+        """Read what the client has sent so far, without waiting, and return whether its proof is now complete and
+        right; if so, send the server's proof. Return False while more is to come.
+
+        Raise WireError if the line is wrong or too long, is of another version or shows another key, or if the client
+        has closed the connection; raise OSError if the connection fails.
         """
         try:
             piece = self.peer.recv(HANDSHAKE_LINE_BYTES - len(self.line))

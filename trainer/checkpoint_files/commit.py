@@ -299,7 +299,8 @@ def _link_or_copy(source: Path, draft: Path, file: FileEntry) -> None:
 def _discarding_on_error(draft: Path, token: FencingToken, run_dir: Path | None) -> Iterator[None]:
     """Remove the draft if the context raises, so that the next draft has space.
 
-    Raises Fenced in place of the error if newer processes of the run have removed the draft.
+    Raises Fenced in place of an OSError or CheckpointDamaged if the folder has a newer token than `token`, or the run
+    (`run_dir`, None: not asked) a newer attempt: its processes may have removed the draft, which explains the error.
     """
     try:
         yield

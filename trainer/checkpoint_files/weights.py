@@ -35,7 +35,7 @@ class Weight:
     """A tensor as it is exported: its name, type and shape."""
 
     name: str
-    dtype: str
+    dtype: str  # torch's name of it without `torch.`, such as bfloat16
     shape: tuple[int, ...]
 
     @property

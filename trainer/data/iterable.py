@@ -119,15 +119,15 @@ def keeps_its_place(dataset: Any) -> bool:
 class _Stream:
     """The data set's iterator over several epochs, which begins at the saved position `place`.
 
-    `done` counts what was read of the epoch (samples, or steps of a stream that shards itself), and `seeds` are numbers
-    to seed generators with.
+    Before each step the random generators are seeded by all of `seeds` together, the epoch and `done`, so that the
+    random numbers of a step do not depend on where reading began.
     """
 
     dataset: Any
     place: Place
     seeds: tuple[int, ...]
-    epoch: int | None = None
-    done: int = 0
+    epoch: int | None = None  # the current one; None: not begun
+    done: int = 0  # what was read of the epoch: samples, or steps of a stream that shards itself
     _items: Iterator[Any] | None = None
     _loaded: bool = False  # the state was loaded, and nothing was read since
     _may_be_at_end: bool = False  # the loaded state may be the end of the epoch before: if nothing comes, begin again

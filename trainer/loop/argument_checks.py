@@ -49,7 +49,11 @@ def refuse_wrong_kinds(
 
 
 def refuse_wrong_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raise BadSettings for objects that are no callbacks, and for misspelt hooks, which would never be called."""
+    """Raise BadSettings for objects that lack a method of a Callback, and for misspelt hooks, which are never called.
+
+    A misspelt hook is a method `on_...` whose name resembles a hook's. Any other `on_...` that is no hook is logged as
+    a warning.
+    """
     for one in callbacks:
         if isinstance(one, type):
             raise BadSettings(f"callbacks: expected objects, got the class {one.__name__}\nhint: {one.__name__}()")

@@ -462,10 +462,10 @@ class Loop:
         self._refuse_to_continue()
 
     def _losses_of_step(self, seconds: Mapping[str, float]) -> tuple[dict[str, float], list[list[float]]]:
-        """Return the step's mean losses by name, and for each rank a list of two numbers; all ranks call it.
+        """Return the step's mean losses by name, and two numbers for each rank; all ranks call it.
 
-        These are the seconds in which the rank waited for no other, and its peak memory in GB. `seconds` are this
-        rank's, by phase.
+        The numbers are the seconds of the rank's step in phases in which it waited for no other rank, and its peak
+        memory in GB. `seconds` are this rank's, by phase of the step, such as `data` or `forward`.
         """
         world, settings = self.training.world, self.training.settings
         meets = self.strategy.is_sharded or settings.sync_batchnorm or self.own_step is not None

@@ -46,7 +46,9 @@ def count_operations(loop: Loop, settings: Settings) -> Flops:
 def find_rate(loop: Loop) -> None:
     """Find a learning rate, start the schedule from it, and log it.
 
-    Raises BadSettings with several optimizers, or if the schedule ignores the optimizer's learning rate.
+    Steps are tried with rising rates until the loss diverges, and the rate at which it fell fastest is chosen; then the
+    model, optimizer and data are put back. Raises BadSettings with several optimizers, or if the schedule ignores the
+    optimizer's learning rate.
     """
     strategy, device = loop.strategy, loop.training.world.device
     schedule, *others = loop.schedules.each.values()

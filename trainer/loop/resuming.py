@@ -85,7 +85,11 @@ class Given:
         return name.startswith(OF_CHECKPOINT) and not self._takes_new
 
     def _outcome(self, name: str) -> str:
-        """Return the sentence about a changed setting that says which value is used: the saved or the present one."""
+        """Return the sentence that says which value of the changed setting `name` is used.
+
+        It is the checkpoint's for options of optimizers and schedules, unless `hyperparameters` is "given"; else it is
+        the present one.
+        """
         if self._keeps(name):
             return "that of the checkpoint is used (hyperparameters=given takes the new one)"
         return "the new one is used"

@@ -124,10 +124,10 @@ class StepSnapshots:
         return self.launched.rank_states_copied and self.has_replica
 
     def save_rank_state(self, loop: Loop, step: int, *, known: bool) -> bool:
-        """Save this rank's own state after step `step`; return False if there is no memory for it.
+        """Save this rank's own state after step `step`; return False if there is no memory for it, else True.
 
         If the state is copied to another node, the transfer begins. With `known` False this rank has no valid state:
-        nothing is saved, and the rank that keeps its copies receives an empty one.
+        nothing is saved, the rank that keeps its copies receives an empty one, and True is returned.
         """
         data, fits = b"", True
         if self.rank_states is not None and known:

@@ -91,7 +91,11 @@ class Survivor:
 
     @property
     def loads(self) -> bool:
-        """Whether models are rebuilt when ranks reconnect, and may load state from a checkpoint or snapshot."""
+        """Whether ranks divide the optimizer's state among them, as with zero1 and fsdp.
+
+        If so, models are rebuilt when ranks reconnect, and all ranks may have to load a checkpoint or snapshot, which
+        alone may have the state of a killed rank.
+        """
         return self.snapshots.loads
 
     @property

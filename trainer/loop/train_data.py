@@ -16,9 +16,10 @@ from trainer.world import World
 
 
 def refuse_no_data_set(*, several: bool = False, **given: Any) -> None:
-    """Raise BadSettings for arguments that are no data set.
+    """Raise BadSettings for arguments that are no data set, such as a DataLoader.
 
-    `given` are the arguments by name; with `several`, a dict of data sets by name is allowed.
+    A data set has `__getitem__`, `__iter__` or `read_shard`. `given` are the arguments by name, of which None passes;
+    with `several`, a dict of data sets by name is allowed.
     """
     for name, data in given.items():
         if is_several(data):
@@ -77,7 +78,10 @@ def train_data(settings: Settings, dataset: Any, collate: Callable[[list[Any]], 
 
 
 def epoch_samples(settings: Settings, dataset: Any, data: TrainData) -> int | None:
-    """Return the number of samples in a whole epoch, or None if it is known only at its end."""
+    """Return the number of samples of a whole epoch over all ranks, without those that `drop_last` leaves out.
+
+    It is None for a stream, whose number is known only at the epoch's end.
+    """
     if is_iterable(dataset) or data.steps_per_epoch is None:
         return None
     return min(data.steps_per_epoch * settings.batch_size, len(dataset))

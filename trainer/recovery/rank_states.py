@@ -180,7 +180,7 @@ def _file(path: Path, slot: int) -> Path:
 
 
 def _read(path: Path) -> tuple[str, int, bytes] | None:
-    """Return what is in a rank state file: the name of the launch of the ranks that wrote it, step and encoded state.
+    """Return (name of the start of all ranks whose rank wrote the file, step, encoded state) from a rank state file.
 
     Returns None if the file is missing or damaged.
     """

@@ -399,10 +399,11 @@ def _is_trained(part: nn.Module) -> bool:
 
 
 def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """Make a process group for each set of stages that share a parameter; return those that this rank is in.
+    """Make process groups of the ranks whose pipeline stages share a parameter; return those that this rank is in.
 
-    `wanted` has the sets as tuples of stages' ranks in a pipeline, which are the keys of the result. All ranks call it
-    and make all groups, in the same order.
+    `wanted` has one tuple for each set of such ranks, by their positions in a pipeline (from 0), which is the key of
+    the group in the result; a tuple of one rank gets no group. All ranks call it with the same `wanted`, in the same
+    order, because all take part in making each group.
     """
     found: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for having in wanted:

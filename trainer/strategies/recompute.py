@@ -34,7 +34,7 @@ _made: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
 def recompute(block: nn.Module, kept: tuple[str, ...] = ()) -> None:
     """Make the block recompute its activations in the backward pass, in place.
 
-    `kept` names operations (such as `matmul`) whose results are kept.
+    `kept` names operations whose results are kept nevertheless: `matmul`, `attention` or `convolution`.
     """
     # By its class, as fully_shard does it: nn.DataParallel copies an instance's own `forward` with the wrong self.
     key = type(block), kept

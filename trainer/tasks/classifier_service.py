@@ -105,9 +105,11 @@ def _picture(text: str) -> Image.Image:
 
 
 def _answer(classes: Sequence[str], probabilities: Sequence[float], found: Sequence[int]) -> dict[str, Any]:
-    """Return the answer for one input: the likeliest classes by name, with their probabilities.
+    """Return the answer for one input, a dict to be sent as JSON.
 
-    `found` are the numbers of these classes, `probabilities` theirs.
+    It has the `label` (name) and `probability` of the likeliest class, and as `likeliest` a list of dicts with these
+    two for each class, the likeliest first. `found` are the numbers of these classes, in this order, and
+    `probabilities` theirs.
     """
     likeliest = [
         {"label": classes[one], "probability": round(probability, 6)}

@@ -73,7 +73,12 @@ def _build(name: str, classes: int, pixels: int) -> nn.Module:
 
 
 def _fit_small_images(model: nn.Module) -> None:
-    """Replace first layers that were made for 224 pixels, and would reduce 32 pixels to nothing."""
+    """Make the model's first layers shrink small images less, in place.
+
+    They were made for 224 pixels a side, and would leave nothing of 32. A ResNet gets a 3x3 convolution of stride 2 and
+    no pooling there. Any other model's first convolution gets stride 1, unless it cuts the image into patches that do
+    not overlap.
+    """
     if isinstance(model, models.ResNet):
         model.conv1 = nn.Conv2d(3, model.conv1.out_channels, kernel_size=3, stride=2, padding=1, bias=False)
         model.maxpool = nn.Identity()

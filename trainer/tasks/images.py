@@ -74,7 +74,10 @@ class Pictures(Dataset[Sample]):
 
 
 def open_images(wanted: ImageOptions) -> Images:
-    """Return the images. Raises BadSettings if files are missing or not as expected."""
+    """Return the training and validation images that the options choose, read from files or generated.
+
+    Raises BadSettings if an option is impossible, or files are missing or not as expected.
+    """
     more = _rand_augment(wanted)
     if wanted.kind == "generated":
         return _generated(wanted)

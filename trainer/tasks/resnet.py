@@ -123,7 +123,10 @@ def loss_with(smoothing: float) -> Callable[[nn.Module, Pair], tuple[Tensor, dic
 
 
 def _mixed(images: Images, mixup: float, cutmix: float) -> Dataset[Any]:
-    """Return the training images, mixed if `mixup` or `cutmix` (their alpha) is not 0."""
+    """Return the training images, mixed in pairs if an alpha (`mixup` or `cutmix`) is not 0.
+
+    If both are not 0, one of the two methods is drawn for each batch.
+    """
     if not mixup and not cutmix:
         return images.train
     return Mixed(images.train, classes=len(images.classes), mixup=mixup, cutmix=cutmix)

@@ -95,7 +95,7 @@ class Block(nn.Module):
         self.feed = Feed(shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
+        """Return the block's output for the activations `x`, of the same shape: (batch, length, width)."""
         x = x + self.attention(self.attention_norm(x))
         y: Tensor = x + self.feed(self.feed_norm(x))
         return y

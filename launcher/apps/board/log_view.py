@@ -45,10 +45,12 @@ class LogRequest(msgspec.Struct, frozen=True):
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """A part of a log. `before` is the number to request, as `LogRequest.before`, for the lines before it."""
+    """A part of a log. The lines before it are got by a request with this `before`; it is None if there are none, or if
+    these lines were requested by `around`.
+    """
 
     lines: list[BoardLine]
-    before: str | None  # `LogRequest.before`, as text, for the lines before these; None: there are none
+    before: str | None  # how many of the log's last lines such a request leaves out
 
 
 def log_page(one: api.Run, wish: LogRequest) -> LogPage:

@@ -230,7 +230,9 @@ def judged(
 
 
 def _end(run: FinishedRun) -> str:
-    """Return text that says at which step, and with which fingerprint, a run ended."""
+    """Return text that says at which step a run ended, and with which fingerprint (a digest of the final state that its
+    ranks reported), of which the first 16 characters are shown.
+    """
     step, fingerprint = run.end
     return f"at step {step} with {'no fingerprint' if fingerprint is None else f'fingerprint {fingerprint[:16]}'}"
 

@@ -113,7 +113,9 @@ class Round:
             self.sweep.order.unlink(missing_ok=True)
 
     def _asked(self) -> tuple[Wanted | None, SweepOrder | None]:
-        """Return (how many trials are wanted, the user's last order); each is None if it was not recorded."""
+        """Return (how many trials the user wants in total, the user's last order: to stop the sweep or to resume it);
+        each is None if it was not recorded.
+        """
         return readable(self.sweep.wanted, Wanted), readable(self.sweep.order, SweepOrder)
 
     def _aim(self, wanted: Wanted | None, order: SweepOrder | None) -> Aim:

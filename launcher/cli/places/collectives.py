@@ -102,8 +102,8 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes in bytes that a text such as `1KB,64KB..4MB` lists; in a range each is four times the one
-    before. Raise ArgumentTypeError for any other text.
+    """Return the sizes in bytes that a text such as `1KB,64KB..4MB` lists, each once; in a range, whose end is included
+    if it is met, each is four times the one before. Raise ArgumentTypeError for any other text.
     """
     found = list[int]()
     for word in text.split(","):

@@ -77,6 +77,8 @@ def size(run: RunDir) -> int:
 
 
 def folders_of(run: RunDir) -> tuple[str, ...]:
-    """Return the names of the folders with logs and metrics, those of the run's other roles included."""
+    """Return the folders with logs and metrics as paths relative to the run's folder: its own, and those of its side
+    roles, the programs that run beside its main one.
+    """
     roles = [f"{run.roles.name}/{path.name}/{folder}" for path in role_dirs(run) for folder in FOLDERS]
     return (*FOLDERS, *roles)

@@ -562,8 +562,8 @@ def _orphans_left(trees: Collection[int], keep: Collection[int]) -> list[int]:
 
 
 def _is_suspect(end: RankExit) -> bool:
-    """Return whether the rank failed by itself (or hung) other than in communication, so that its device may be
-    faulty.
+    """Return whether the rank's device may be faulty: the rank hung, or failed before its end was asked for, and its
+    failure is not one of communication with other ranks.
     """
     by_itself = end.hung or not end.stopping
     return by_itself and failed(end) and classify(end) is not Cause.COMMUNICATION

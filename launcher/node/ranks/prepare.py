@@ -276,8 +276,9 @@ class Preparation:
     async def _start_zygote(self) -> str:
         """Start a zygote and wait for its imports.
 
-        Return "", or why the user's interpreter can run neither a zygote nor a rank. A zygote that dies while importing
-        is started once more only if it was killed.
+        Return "", or why the user's interpreter can run neither a zygote nor a rank, because it ended before it began
+        to import. If a zygote dies later, while importing, return "" too: one that got SIGKILL is started again at the
+        next call; else the node does without a zygote from now on, and starts a new interpreter for each rank.
         """
         why = ""
         if self._usable:

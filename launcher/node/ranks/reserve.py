@@ -96,8 +96,10 @@ class Reserve:
         return self._lacks(start) > 0 and has_tries and not self._filling
 
     async def fill(self, starter: Starter, start: Start) -> None:
-        """Start reserve processes for ranks like those of `start` until as many are in reserve as the spec asks for, or
-        no try is left in this generation; end those that fit only other ranks.
+        """Start reserve processes until there are as many as the spec asks for that can become ranks of the sizes in
+        `start`, without waiting until they are ready; first kill those in reserve that cannot.
+
+        In one generation at most two processes more than the spec asks for are started.
         """
         if not self.is_short(start):
             return
@@ -198,10 +200,11 @@ class Reserve:
             self._note("in_reserve", f"node {node} has process {process.pid} in reserve")
 
     def _ended(self, process: _Process, death: Death) -> None:
-        """Handle the end of a process: if it had become a rank, report its death to the function that `hand_over` got.
+        """Handle the end of a process. If it had become a rank, pass its death to the agent, by the function `tell`
+        that `hand_over` was given.
 
-        If it was in reserve, report that the node has no reserve if the process exited by itself, as the next one would
-        too, or if no further start is allowed in this generation.
+        If it was still in reserve and exited by itself, as the next one would too, or was killed as the last for which
+        this generation had a try left (see `fill`), report that the node has no reserve.
         """
         process.ended = True
         is_ours = process in self._processes

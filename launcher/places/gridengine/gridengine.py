@@ -251,9 +251,10 @@ def _slots_of_a_host(plan: Plan, rule: str | None) -> int:
 
 
 def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
-    """Return the request for GPUs as {resource name: number}, an empty dict for a plan without GPUs. The number is
-    divided by the slots per host (by the allocation rule `rule`), because Grid Engine counts resources per slot. Raise
-    BadInput if it cannot be divided.
+    """Return the request for GPUs as {resource name: number per slot}, an empty dict for a plan without GPUs.
+
+    Grid Engine counts resources per slot, so the GPUs of a host are divided by the slots per host, which follow from
+    `rule`, the allocation rule of the parallel environment. Raise BadInput if they cannot be divided evenly.
     """
     gpus, slots = plan.gpus_per_node, _slots_of_a_host(plan, rule)
     if gpus % slots:

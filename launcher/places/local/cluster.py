@@ -48,7 +48,8 @@ class LocalCluster(Place):
 
     def queue_problems(self, spec: JobSpec, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
         """Return a problem if the spec's `queue.slots` asks for more cores than this machine has, else an empty list.
-        Runs can wait for anything here.
+
+        Awaited runs are no problem, wherever they are: here a run's own supervisor waits for them.
         """
         cpus, queue = this_machine(os.environ).cpus, spec.queue
         if queue.slots <= cpus:

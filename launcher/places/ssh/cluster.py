@@ -191,8 +191,8 @@ class SshCluster(Place):
         fetch.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return how many bytes each host keeps of the runs. With `remove`, delete what no live run needs, after it was
-        counted.
+        """Return how many bytes each host keeps of the runs. With `remove`, also delete there, after counting, the runs
+        that have no process on the host, and frozen code that no other run needs.
         """
         from launcher.places.ssh.results import tidying  # late: `launch status` needs none of it
 

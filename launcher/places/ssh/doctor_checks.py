@@ -84,7 +84,9 @@ def _row(host: SeenHost) -> tuple[str, ...]:
 
 
 def _launcher(found: Surveyed) -> str:
-    """Return as text whether the launcher is installed on the host."""
+    """Return the text on the launcher for a host: `there` if this version is installed, `comes with a run` if a run
+    will install it, or `lacks ...` if that is impossible for want of compiled packages for this kind of host.
+    """
     facts = found.facts
     theirs = facts.tag != bundle.own_tag()
     if bundle.digest(facts.tag) in facts.libraries:

@@ -116,8 +116,10 @@ def projects_in(folder: str) -> Path:
 
 
 def take_stdio() -> tuple[int, int]:
-    """Return the connection as (descriptor to read from, descriptor to write to). The process's stdin and stdout are
-    redirected, so that no child and no print interferes with it.
+    """Return the connection as (descriptor to read from, descriptor to write to), which are copies of stdin and stdout.
+
+    From then on stdin is /dev/null, and stdout goes to stderr, so that no child and no print interferes with the
+    connection.
     """
     asked, told = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)

@@ -124,7 +124,9 @@ def _check_name(path: str) -> None:
 
 
 def _write(root: Path, files: Iterable[CodeFile], read: Read) -> str:
-    """Write all files durably below `root`, with contents from `read`; return the digest of the tree."""
+    """Write all files durably below `root`; return the digest of the tree. `read` returns the next bytes of their
+    contents, at most as many as its argument says.
+    """
     folders = {root}
     hashes: dict[str, str] = {}
     listed = tuple(files)
@@ -142,7 +144,11 @@ def _write(root: Path, files: Iterable[CodeFile], read: Read) -> str:
 
 
 def _write_file(place: Path, file: CodeFile, read: Read) -> str:
-    """Write one file durably to `place`, with contents from `read`; return the digest of its content."""
+    """Write one file to `place`, readable by the user alone; return the SHA-256 digest of its content. The caller syncs
+    it.
+
+    `read` returns the next bytes that the other machine sends, at most as many as its argument says.
+    """
     content = hashlib.sha256()
     fd = os.open(place, _MAKE, 0o400 | (0o100 * file.executable))
     try:

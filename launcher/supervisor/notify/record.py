@@ -84,5 +84,7 @@ class Notifying(msgspec.Struct, frozen=True):
 
 
 def is_shell(argv: tuple[str, ...]) -> bool:
-    """Return whether the command was given as one string, and so is run by a shell."""
+    """Return whether `argv` is `/bin/sh -c TEXT` with a text that is not blank, as a command is recorded that the user
+    gave as one string.
+    """
     return argv[:2] == ("/bin/sh", "-c") and len(argv) == 3 and bool(argv[2].strip())

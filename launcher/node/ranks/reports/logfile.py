@@ -76,7 +76,9 @@ class LogFile:
         return True
 
     def _note(self, line: bytes) -> None:
-        """Append a line to the file that records when the log had which size."""
+        """Append `line` to the file that records when the log had which size; a line has the Unix time in milliseconds
+        and the size in bytes.
+        """
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._times, flags, 0o600)
         try:

@@ -62,8 +62,8 @@ class Ballot:
     # -- how new the records are
 
     def records(self) -> Records:
-        """Return how new this disk's records are; damaged records do not count, so that the host ranks behind
-        others.
+        """Return how new the run's records on this disk are: the newest attempt, and the length and digest of the file
+        of events. Damaged lines of the file do not count, so that this host ranks behind hosts with intact ones.
         """
         try:
             status = self._run.events.stat()

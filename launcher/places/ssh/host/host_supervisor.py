@@ -318,10 +318,11 @@ class QueueWatch:
             send_end_to_others(self._supervisor)
 
     def _ask(self) -> None:
-        """Ask the leader for its state, and adopt what it reports. If it was silent for too long, take part in the
-        election of another, and change to the attempt of that one.
+        """Ask the leader for its state, and adopt what it reports. If it has been silent for more than `recovery.wait`
+        and a lease together, take part in the election of another leader, and change to the attempt that follows.
 
-        That is `recovery.wait` and a lease. If this host leads, only check that no other leads a newer attempt.
+        If this host leads, only check that no other host leads a newer attempt, unless this is checked anyway before
+        all hosts begin.
         """
         supervisor = self._supervisor
         if supervisor.leads:

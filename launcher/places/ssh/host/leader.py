@@ -282,8 +282,8 @@ class Leader:
 
 
 def exclude_lost_hosts(supervisor: SupervisorState) -> None:
-    """Exclude from later attempts, for `recovery.avoid` of the spec, hosts whose disk has failed in this attempt and
-    hosts that are recorded as unfit; this holds even for an attempt that a user opens.
+    """Exclude hosts from later attempts, for as long as `recovery.avoid` of the spec says: those whose disk has failed
+    in this attempt, and those that were found unfit in it. Attempts that a user opens avoid them too.
 
     This host, which leads as long as it is up, is excluded only if it is unfit; then a user has to act.
     """
@@ -349,10 +349,10 @@ def too_few(supervisor: SupervisorState, there: Collection[int], since: float) -
 
 
 def propose(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], cause: Cause | None) -> int | None:
-    """Open the next attempt of a run that this host leads, on the hosts in `there`; return its number, or None if too
-    few hosts agree.
+    """Open the next attempt of a run that this host leads, on those of the hosts in `there` that agree. Return its
+    number, or None if they and this host have too few votes, or too few nodes for the run.
 
-    `cause` is why the present attempt ended.
+    The keys of `there` are the numbers of the other hosts that answer; `cause` is why the present attempt ended.
     """
     elected = elect(supervisor, there, leads=True)
     return open_next(supervisor, elected, cause, leads=True) if elected is not None else None

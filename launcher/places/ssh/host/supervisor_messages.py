@@ -145,7 +145,7 @@ class Rejoin(msgspec.Struct, frozen=True, tag="rejoin", tag_field="t"):
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed", tag_field="t"):
-    """The answer that the request was carried out."""
+    """The answer to a request without results, such as Prepare or Vote, that the host has agreed and carried it out."""
 
 
 class Declined(msgspec.Struct, frozen=True, tag="declined", tag_field="t"):

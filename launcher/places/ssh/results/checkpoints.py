@@ -54,9 +54,10 @@ Disks = dict[str, tuple[HostDisk, tuple[Held, ...]]]  # by host: its disk, and w
 
 
 def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
-    """Return the checkpoints on all hosts that can be asked, and print the names of the others.
+    """Ask the hosts that the run was ever on for its checkpoints, and return which host has which of them. Print the
+    name of each host that could not be asked.
 
-    `mine` has hosts that the caller has asked already; None means none.
+    `mine` has the answers of hosts that the caller has asked already and that are not asked again (None: no host).
     """
     folder, whole, mine = checkpoint_folder(run), run.whole, mine or {}
     there = str(run.path.relative_to(whole.path) / folder)

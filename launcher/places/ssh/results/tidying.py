@@ -33,8 +33,8 @@ class _Disks(msgspec.Struct, frozen=True):
 
 
 def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-    """Return how many bytes each host keeps of the runs. With `remove`, delete what no live run needs, after it was
-    counted.
+    """Return how many bytes each host keeps of the runs. With `remove`, also delete there, after counting, the runs
+    that have no process on the host, and frozen code that no other run needs.
 
     If the hosts of a run share a disk, its bytes are counted once, for the first of them that answers.
     """
@@ -54,8 +54,9 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
 
 
 def _ask_hosts(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
-    """Ask the hosts about their runs, and yield each host's answer or error. With `remove`, they delete what no live
-    run needs, after it was counted.
+    """Ask each host how many bytes it keeps of its runs, and yield (its name, these runs, its answer or error).
+
+    With `remove`, it then deletes those runs that have no process on it, and frozen code that no other run needs.
     """
     for hosts in _rounds(runs):
         results = ask_all([place for place, _ in hosts.values()], partial(_ask, hosts, remove), anew=remove)
@@ -74,8 +75,9 @@ def _most_first(answer: Answer) -> int:
 
 
 def _ask(hosts: Hosts, remove: bool, client: HostClient) -> Tidied:
-    """Return how many bytes a host keeps of the runs that `hosts` has for it. With `remove`, it deletes what no live
-    run needs, once that is counted.
+    """Ask one host how many bytes it keeps of its runs in `hosts`.
+
+    With `remove`, it then deletes those runs that have no process on it, and frozen code that no other run needs.
     """
     _, runs = hosts[client.place.host.name]
     return client.ask(Tidy(client.place.workdir, tuple(runs), remove), Tidied, limit_s=_LONG_S)
