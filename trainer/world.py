@@ -175,7 +175,8 @@ def leave(world: World) -> None:
 def _reset_group_numbers() -> None:
     """Make torch number its groups from 0 again, as new ranks do, since ranks find each other by a group's number.
 
-    A failed group counts too, and torch resets the number only when the first group goes.
+    Torch counts groups that could not be made too, and begins again only when its first group is destroyed. So a group
+    of this rank alone is made, for the caller to destroy.
     """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 

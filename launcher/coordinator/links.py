@@ -155,7 +155,9 @@ class Links:
         self._ask(self._turns.popleft())
 
     def _ask(self, pairs: list[Pair]) -> None:
-        """Send `CheckLink` to one node of each pair."""
+        """Begin a turn: send one node of each pair the order `CheckLink`, to measure its link to the other node, and
+        set the time until which answers are awaited.
+        """
         attempt, nodes = self._attempt, self._attempt.nodes
         self._until = attempt.mono + MEASURE_S + _ANSWER_S
         attempt.standing.message = "measuring the links between nodes"

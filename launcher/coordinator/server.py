@@ -253,7 +253,9 @@ class CoordinatorServer:
                 await asyncio.to_thread(keep_written, self._attempt.endpoint, here)
 
     async def _poll_requests(self) -> None:
-        """Poll the requests to drain or move nodes that users (`launch nodes`) and batch processes have written."""
+        """Read twice a second, until the attempt ends, the file of requests that users (`launch nodes`) and batch
+        processes write: to drain nodes or to move ranks off them. Pass each to the state machine once, as an event.
+        """
         drained, moved = set[int](), 0
         while not self.ended.done():
             await asyncio.sleep(_DRAIN_S)

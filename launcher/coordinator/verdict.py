@@ -86,8 +86,10 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
 
 
 def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float, found: HangVerdict | None = None) -> Verdict:
-    """Return the verdict on a hang that names the ranks in `found`, or the first of `suspects`, the silent ranks, if
-    `found` is None or names none.
+    """Return the verdict on a hang. It names the first rank in `found`, the result of inspecting all ranks, or the
+    first of `suspects`, the silent ranks (at least one), if `found` is None or names none.
+
+    `mono` is the present by the coordinator's monotonic clock, for the text on how long that rank has been silent.
     """
     if found is not None and found.kind is not HangKind.UNKNOWN:
         return _of_found(generation, suspects, found)

@@ -210,7 +210,9 @@ class Watch:
             self._check_hang()
 
     def _update_progress(self, news: Sequence[messages.RankHeartbeat]) -> None:
-        """Update the run's progress, and record the generation's first step and a return to an earlier step."""
+        """Update the run's progress from `news`, what a node's heartbeat reports on ranks of the open generation.
+        Record an event at the generation's first step and at a return to an earlier step.
+        """
         attempt, moved = self._attempt, self._attempt.pace.moves
         attempt.pace.receive(news, attempt.mono)
         if attempt.is_open and attempt.pace.moves and not moved:

@@ -214,7 +214,9 @@ class Buddies:
 
 
 def _others(start: Start, node: int) -> list[ReplicaAddress]:
-    """Return the servers of all members of the generation except node `node`."""
+    """Return the addresses of the servers of copies on all nodes of the generation except `node`, without nodes that
+    have none.
+    """
     members = start.replicas[: start.group_world_size]
     return [one for one in members if one.node != node and one.port]
 

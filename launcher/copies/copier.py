@@ -105,8 +105,8 @@ class Copier:
         self._more.set()
 
     async def settle(self) -> str:
-        """Wait until the newest step has been copied, or was given up; from now on the newest step goes first. Return
-        "" or the reason why it has no copy.
+        """Wait until the checkpoint of the newest step has been copied to the next node, or was given up. From now on
+        it goes before older ones. Return "", also if there is no next node, or the reason why it has no copy.
         """
         rest, working = self._rest, self._working
         self._ends = True

@@ -231,9 +231,9 @@ class Replication:
         return seen & set(told)
 
     def _make_room(self, decision: LoadDecision, hopeless: Collection[Save]) -> list[str]:
-        """Set aside the checkpoints in `hopeless`, which cannot be completed, and a committed one that has the folder
-        name of the chosen checkpoint; then commit the chosen one if this node has its manifest. Return texts about
-        those set aside. It runs in a thread.
+        """Set aside the checkpoints in `hopeless`, which cannot be completed. Then commit the two checkpoints that
+        `decision` chooses, the one to load and the best one, each if this node has its manifest; a committed one with
+        the same folder name is set aside before. Return a text about each that was set aside. It runs in a thread.
         """
         chosen = decision.load.save
         instead = "ranks begin anew" if chosen is None else f"ranks load {chosen}"

@@ -85,8 +85,9 @@ class AlikeHosts(NamedTuple):
 
 
 def alike_hosts(plan: Plan) -> list[AlikeHosts]:
-    """Return the run's hosts in order, in groups: the hosts of roles that follow each other form one group if these
-    roles need as many cores and GPUs and as much memory of a host.
+    """Return the run's hosts in order, divided into groups, with what the run needs on each host of a group. The hosts
+    of a role are never divided, and those of consecutive roles form one group if they need the same; a role that shares
+    the hosts of another (`colocate`) adds its needs to theirs.
     """
     found: list[AlikeHosts] = []
     own = {one.role for one in (plan, *plan.roles) if one.role == "" or plan.spec.roles[one.role].colocate is None}

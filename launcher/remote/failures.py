@@ -49,8 +49,8 @@ def why(error: BaseException | None) -> str:
 
 
 class SilentMachines(Generic[T]):
-    """The machines that did not answer in the last 30 seconds, which a process that watches runs does not ask again in
-    that time.
+    """The machines that failed to answer in the last 30 seconds, as recorded by `note`. A process that watches runs
+    looks here, so that it asks none of them again in that time.
     """
 
     def __init__(self) -> None:

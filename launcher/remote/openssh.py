@@ -158,8 +158,9 @@ class OpenSshTransport:
         return self._command.forward(hostname, port)
 
     def _outlives(self) -> bool:
-        """Return whether the connection still exists after a command that used it has ended, so that the end is the
-        command's own; wait 0.2 seconds before, as a lost connection ends a moment later.
+        """Return whether the connection still exists after a command over it has ended: if so, the command ended by
+        itself, else perhaps only because the connection was lost. Look up to 0.2 seconds later, because ssh notices a
+        lost connection a moment after the command's end.
         """
         if self._master is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

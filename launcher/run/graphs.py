@@ -88,7 +88,7 @@ def step_run(graph: RunId, step: str) -> RunId:
 
 
 def register_graph(graph: GraphDir) -> None:
-    """Register the graph's id with its folder. Raise FileExistsError if the id is taken."""
+    """Add the graph's id, with its folder, to the user's list of graphs. Raise FileExistsError if the id is taken."""
     registry.register(graph.id, graph.path, among=_GRAPHS)
 
 

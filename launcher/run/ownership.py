@@ -35,9 +35,12 @@ def refuse_exposed(
     """Raise BadInput if another user could remove or replace the folder at `path`, or write into it; `about` begins the
     message, and `hints` end it.
 
-    Another user can do so if a folder above it and below `below`, links on the way included, is owned by anybody but
-    this user, root or one of `owners`, or can be written to by others and is not sticky. If `owners` is None, any user
-    may own these folders and let a group write to them, as in a container whose folder was given from outside.
+    That is so if a folder on the way from `below` to `path` belongs to anybody but this user, root or one of `owners`,
+    or can be written to by others and is not sticky; `path` itself must not be writable for others even if it is
+    sticky. Links on the way are checked too, and followed. A path that does not exist is accepted.
+
+    If `owners` is None, any user may own these folders and let a group write to them, as in a container whose folder
+    was given from outside.
     """
     trusted = None if owners is None else {0, os.geteuid(), os.stat("/").st_uid, *owners}  # of /: as a container has it
     if problem := _problem_of(Path(os.path.abspath(path)), Path(os.path.abspath(below)), trusted):

@@ -51,7 +51,9 @@ class LineSplitter:
             yield self._finish_line(newline=0)
 
     def _store(self, piece: bytes) -> None:
-        """Store a piece of the unfinished line, up to a limit; of a progress bar only the last state is stored."""
+        """Append a piece to the unfinished line. If that is then longer than 64 KiB, drop all but the last state of a
+        progress bar, and of what is left all bytes after the first 64 KiB, which are only counted.
+        """
         self._length += len(piece)
         self._held += piece
         if len(self._held) <= MAX_LINE_BYTES:

@@ -230,7 +230,9 @@ def _as_texts(opened: Sequence[tuple[str, Path]]) -> tuple[tuple[str, str], ...]
 
 
 def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
-    """Return a hint for the user about runs that exist, while it is unknown whether their cluster has the job."""
+    """Return a hint, for the user, to the commands that help after `error`: the runs `opened`, given as (id, folder),
+    exist, but it is unknown whether their cluster has the job.
+    """
     ref, them = (opened[0][0], "it") if len(opened) == 1 else ("RUN", "them")
     there = f"{ref} exists all the same" if len(opened) == 1 else f"{len(opened)} runs exist all the same"
     if isinstance(error, Unreachable):

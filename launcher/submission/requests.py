@@ -62,18 +62,18 @@ class ShippedRun:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A spec that another machine sent, with its project in `root` (all files are code) and its secrets. `defaults` are
-    the cluster's options there, which override those here; `runs` are the runs to start, and `notifying` whom to
-    notify.
+    """A spec that another machine sent for this one to run, with its project (all files are code) and its secrets.
+
+    The cluster's `defaults` are those in the other machine's clusters file, which override those in this machine's.
     """
 
-    file: Path
+    file: Path  # the spec, on this machine
     overrides: tuple[str, ...]
-    root: Path
+    root: Path  # the project's folder on this machine
     secrets: Mapping[str, str]  # values by name
-    defaults: Defaults  # the cluster's options on that machine; they override those here
-    runs: tuple[ShippedRun, ...] = ()
-    notifying: Notifying | None = None  # None: nobody
+    defaults: Defaults  # the cluster's options on the other machine
+    runs: tuple[ShippedRun, ...] = ()  # the runs to start
+    notifying: Notifying | None = None  # whom to notify; None: nobody
 
 
 @dataclass(frozen=True, slots=True)

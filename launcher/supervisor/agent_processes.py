@@ -505,9 +505,11 @@ def starter_process(argv: Sequence[str], plan: Plan, attempt: AttemptDir) -> Age
 
 
 class AgentProcesses:
-    """The agent processes on this machine; with `leads`, the attempt ends when the first agent in the list ends.
+    """The agent processes on this machine. With `leads`, the attempt ends when the first agent in the list ends; else
+    that agent is restarted like the others.
 
-    Orphans become children of this process, so that all that agents leave behind is ended too.
+    Orphans become children of this process, so that all that agents leave behind is ended too, except the children
+    with the pids in `spared` and all below them.
     """
 
     def __init__(

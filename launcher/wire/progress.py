@@ -140,7 +140,9 @@ class Progress:
         return 0 if self.step is None or self._began is None else self.step - self._began
 
     def _merge(self, report: Report, words: dict[str, object]) -> None:
-        """Record the fields of a report; `words` is its line as a JSON object."""
+        """Record the fields of a report, and its metrics; `words` is its line as a JSON object. A field that the report
+        leaves out keeps its former value.
+        """
         self.step = report.step if report.step is not None else self.step
         self._began = self.step if self._began is None else self._began
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps

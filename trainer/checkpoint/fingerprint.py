@@ -344,10 +344,11 @@ def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
 
 
 def _replace_tensors(value: Any, manifest: Manifest, read: Read) -> Any:
-    """Return `value` with each reference to a tensor replaced by the tensor's digests.
+    """Return `value`, a part of the optimizers' state, with digests in place of each reference to a tensor.
 
-    A reference is a name that depends on the rank that saved it. `read(file, view, at)` fills `view` from offset `at`
-    of the manifest's file with this number.
+    A reference names a tensor of the manifest, and the name depends on the rank that saved it; the list that replaces
+    it has the tensor's type, shape and the digests of its blocks. `read(file, view, at)` fills `view` with the bytes
+    from offset `at` of file number `file` of the manifest.
     """
     if isinstance(value, list):
         return [_replace_tensors(word, manifest, read) for word in value]

@@ -53,17 +53,16 @@ class Loaded:
 
 @dataclass(slots=True)
 class Targets:
-    """The tensors to fill: the models' own, and new ones for optimizers and other objects.
+    """The tensors to fill from a checkpoint: the models' own, and new ones for optimizers and other objects.
 
-    `optimizers` has them by optimizer, parameter and key. `averages` are the averages of weights (EMA), `kept` are
-    tensors in the state of other objects. `by_name` has all tensors by their names in the checkpoint.
+    Names are those in the checkpoint, except in `optimizers`. `by_name` has the tensors of the other four fields.
     """
 
-    models: dict[str, Tensor] = field(default_factory=dict)
+    models: dict[str, Tensor] = field(default_factory=dict)  # parameters and buffers
     optimizers: dict[str, dict[str, dict[str, Tensor]]] = field(default_factory=dict)  # optimizer, parameter, key
-    averages: dict[str, Tensor] = field(default_factory=dict)
-    kept: dict[str, Tensor] = field(default_factory=dict)
-    by_name: dict[str, Tensor] = field(default_factory=dict)
+    averages: dict[str, Tensor] = field(default_factory=dict)  # of weights (EMA)
+    kept: dict[str, Tensor] = field(default_factory=dict)  # in the state of other objects
+    by_name: dict[str, Tensor] = field(default_factory=dict)  # all of these
 
 
 class Reader:

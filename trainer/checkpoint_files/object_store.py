@@ -231,9 +231,9 @@ class ObjectStore:
 
 
 def _held_in(folder: Path, held: Held) -> Held | None:
-    """Return which files of the save `held` are in `folder`, a local folder of checkpoints.
+    """Return the local entry of the checkpoint `held`, one in the store: which files `folder` has, and which it lacks.
 
-    Returns None if it has no committed checkpoint of that save.
+    `folder` is a local folder of checkpoints. Returns None if it has no committed checkpoint with the same manifest.
     """
     found = (one for one in partial.inventory(folder) if one.digest == held.digest and one.committed)
     return next(found, None)

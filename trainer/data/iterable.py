@@ -159,7 +159,11 @@ class _Stream:
         self._open()
 
     def next_items(self) -> Iterator[Any]:
-        """Yield items, seeded for the current step, until the stream ends for this epoch."""
+        """Yield items for the current step, until the caller has enough or the stream ends for this epoch.
+
+        The random generators are seeded for the step first, so that what the data set draws does not depend on where a
+        training was resumed.
+        """
         if self._items is None:
             return
         self._seed_for_reading()

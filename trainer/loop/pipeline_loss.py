@@ -133,10 +133,11 @@ class Piped:
         return answer
 
     def ask(self, functions: Sequence[Function], data: Any) -> dict[str, Any]:
-        """Return the values of all functions for the batch `data` in one dict by name, without gradients.
+        """Return the values of all functions for the batch `data` in one dict by name, computed without gradients.
 
-        It is the same on all ranks, which all call it. Functions that call the model with the same tensor share one
-        forward pass. Raises TrainerError if a function does not suit a pipeline, or returns a metric object.
+        Every rank of the pipeline calls this and gets the values that the last stage computed. Functions that call
+        the model with the same tensor share one forward pass. Raises TrainerError if a function does not suit a
+        pipeline, or returns a metric object.
         """
         # Before any of them has an answer: only the last stage has one, and all have to decide alike.
         inputs = [self._inputs(one, data, training=False) for one in functions]

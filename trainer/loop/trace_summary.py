@@ -57,16 +57,16 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The times of one rank's traced steps in seconds: `seconds` in all, and in `phases` by phase of a step.
+    """How the time of one rank's traced steps was spent: times in seconds, and the collectives in these steps.
 
-    Phases include packing, and collectives while nothing was computed. `packing` is the time spent on copies for
-    messages, by phase.
+    The time of a phase, such as `data` or `optimizer`, includes the packing in it, and of its collectives the time in
+    which the rank computed nothing.
     """
 
-    seconds: float
-    phases: dict[str, float]
+    seconds: float  # in all
+    phases: dict[str, float]  # by phase of a step
     collectives: list[Collective]
-    packing: dict[str, float] = field(default_factory=dict)  # by phase
+    packing: dict[str, float] = field(default_factory=dict)  # copying tensors for messages, by phase
 
 
 def traced(events: Sequence[Mapping[str, Any]]) -> Traced:

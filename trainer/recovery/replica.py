@@ -158,9 +158,10 @@ class Replica:
 
 
 class ReplicaReader(Reader):
-    """The receiver of the agreed step's state on a rank that lacks it.
+    """The receiver of the training's state on a rank that lacks it, sent by ranks that have it.
 
-    It applies the state as its base class applies a checkpoint.
+    The state is that of the step from which all ranks have agreed to continue. It is applied as the base class applies
+    a checkpoint.
     """
 
     def __init__(self, agreed: Agreement, subjects: Subjects, world: World) -> None:

@@ -75,7 +75,10 @@ def answers(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]
 
 
 def _computed(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]:
-    """Return the answers of the service's `predict`. Raises ValueError if there are too many or too few."""
+    """Return the answers of the service's `predict` to the inputs, as JSON.
+
+    Raises ValueError unless there is one for each input, and whatever `predict` raises.
+    """
     with torch.inference_mode():
         found = service.predict(model, list(inputs))
     if len(found) != len(inputs):

@@ -107,9 +107,10 @@ def step_fused(finite: Tensor, optimizer: Optimizer) -> None:
 
 
 def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
-    """Step an optimizer that is not a fused one, on a GPU; if `finite` is false, set all gradients to zero first.
+    """Step an optimizer that cannot skip a step by a flag; if `finite` is false, set all gradients to zero first.
 
-    `parameters` are the optimizer's. They stay finite then, while momentum and weight decay still act.
+    `parameters` are the optimizer's. With zero gradients they stay finite, but momentum and weight decay still change
+    them. The GPU is not waited for.
     """
     for parameter in parameters:
         if parameter.grad is not None:

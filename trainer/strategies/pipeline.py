@@ -105,9 +105,10 @@ class Pipeline:
         return self.mesh.get_group(STAGES)
 
     def shard(self, module: nn.Module, parts: Sequence[nn.Module]) -> None:
-        """Shard each stage of this rank over the ranks that have it: each block in `parts` separately, then the rest.
+        """Shard the parameters of each stage of this rank over the ranks that have the same stage.
 
-        A parameter that `module`, the whole model, has in a stage and elsewhere (tied) is the sharded one everywhere.
+        Each block in `parts` is sharded separately, then the rest of the stage. `module` is the whole model. If it uses
+        a parameter of a stage elsewhere too (tied), the sharded parameter replaces the original there as well.
         """
         holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         for part in module.modules():

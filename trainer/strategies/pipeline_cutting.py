@@ -23,14 +23,14 @@ class Cut:
     """The stages of a pipeline, and how they were found.
 
     `rows` has the names of each stage's parts. `way` is BY_LAYERS, BY_TIME, or "" if the user gave the parts. `seconds`
-    are each stage's, if measured, and `otherwise` is the slowest stage's share of them, had the model been cut by
-    layers.
+    are the measured times of the stages, and `otherwise` is the part of the time of all stages, from 0 to 1, that the
+    slowest would have if the model had been cut by layers.
     """
 
     rows: Rows  # for each stage, the names of its parts
     way: str = BY_LAYERS  # how it was cut: BY_LAYERS, BY_TIME, or "" where the parts were given
-    seconds: tuple[float, ...] = ()  # of each stage a forward and a backward pass, where that was measured
-    otherwise: float | None = None  # the share of the slowest stage, had it been cut by layers
+    seconds: tuple[float, ...] = ()  # of a forward and a backward pass, by stage; empty: not measured
+    otherwise: float | None = None  # None: not measured
 
     @property
     def begins(self) -> list[str]:
@@ -91,7 +91,7 @@ class Sample:
 class Cuts(Protocol):
     """The interface by which a cut by measured time gets the cuts saved earlier and a sample, and saves its result.
 
-    All ranks call the same methods in the same order.
+    The sample is a part of a batch, on which the parts are timed. Every rank calls the same methods in the same order.
     """
 
     def kept(self) -> list[SavedCut]:

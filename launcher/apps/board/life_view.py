@@ -91,7 +91,9 @@ def thinned(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
 
 
 def _without_repeats(points: Iterable[MeasuredPoint]) -> Iterator[MeasuredPoint]:
-    """Yield the points, without those that repeat the value of the step just before."""
+    """Yield the points, without each that has the same value as the point before and the next step's number: it was
+    reported again, not measured anew.
+    """
     before: MeasuredPoint | None = None
     for point in points:
         if before is None or point[0] != before[0] + 1 or point[2] != before[2]:

@@ -54,16 +54,16 @@ class TimedMessage(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
 
 
 class PairMessage(msgspec.Struct, frozen=True, tag_field="what", tag="pair"):
-    """The message about the connection between two nodes: rates in bytes per second of the backend and of a plain TCP
-    connection (0: none could be made), and the seconds of a round trip.
+    """The message about the connection between two nodes, `one` and `other`, through the backend and over plain TCP.
+    Rates are of one direction.
     """
 
     one: int  # index of a node, as is `other`
     other: int
-    size_bytes: int
-    bytes_per_s: float
-    round_trip_s: float
-    plain_bytes_per_s: float
+    size_bytes: int  # of the messages by which the rates were measured
+    bytes_per_s: float  # through the backend, as is `round_trip_s`
+    round_trip_s: float  # of a message of one number
+    plain_bytes_per_s: float  # over a plain TCP connection; 0: none could be made
 
 
 class EndMessage(msgspec.Struct, frozen=True, tag_field="what", tag="end"):

@@ -298,10 +298,12 @@ def with_costs(
 
 
 def _with_cost(kill: Kill, history: Sequence[Event], first_steps: Mapping[Start, int], noted: int | None) -> Kill:
-    """Return one kill with its cost; `history` are the run's events, and `first_steps` has the first step that each
-    start of ranks reported.
+    """Return one kill that hit, with its cost: the step from which the run resumed, the number of steps that it
+    repeated, and the time until its next step.
 
-    `noted` is the step from which the next start resumed, or None if the trainer noted none.
+    `history` are the run's events, and `first_steps` has the first step that each start of ranks, (attempt,
+    generation), reported. `noted` is the step from which the start after the kill resumed, as the trainer recorded it;
+    None: it did not, and the step follows from `first_steps` and the loaded checkpoint.
     """
     hit = (kill.attempt, kill.generation)
     failure = next((one for one in history if one.kind == "failure" and (one.attempt, one.generation) == hit), None)

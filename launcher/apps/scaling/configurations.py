@@ -104,10 +104,11 @@ def configurations(
 
 
 def _placed(ranks: int, resources: Resources, per_node: int | None) -> tuple[int, int]:
-    """Return (nodes, ranks per node) for a number of ranks.
+    """Return (nodes, ranks per node) for `ranks` ranks in all.
 
-    There are `per_node` ranks on each node, or if it is None as many as the spec says; all ranks are on one node if
-    they fit there, or if the spec has one node and `per_node` is None. Raise BadInput if they do not fill whole nodes.
+    A node has `per_node` ranks, or if that is None as many as the spec says; fewer ranks than that are all on one node.
+    If `per_node` is None and the spec has only one node, all ranks are on it, however many. Raise BadInput if the ranks
+    do not fill whole nodes, or if the spec leaves the ranks of a node open (auto).
     """
     if per_node is None and resources.nodes.max > 1:
         per_node = resources.ranks_per_node

@@ -66,7 +66,9 @@ def _lines(rows: Mapping[int, Mapping[str, float]], first: int, last: int) -> It
 
 
 def _trace(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of the last traced step, or an empty dict if none was traced."""
+    """Return the trace's metrics, {metric: value}, in the last line of `rows` that has some, or an empty dict if no
+    step was traced. `rows` is {step: {metric: value}}, where these begin with `traced/`, which is removed.
+    """
     for row in reversed(list(rows.values())):
         if row.get(f"{_TRACED}step", 0.0) > 0:
             return {name.removeprefix(_TRACED): value for name, value in row.items() if name.startswith(_TRACED)}

@@ -149,7 +149,9 @@ class Engine:
 
     @property
     def loaded(self) -> Loaded:
-        """What the present workers reported about the model that they loaded."""
+        """The report of the present workers on the model that they loaded, such as the schemas of input and output;
+        raise Refused if no model is loaded yet.
+        """
         return self._working.loaded
 
     @property

@@ -189,8 +189,8 @@ class Round:
                 assert_never(action)
 
     def _next_run_id(self, aim: Aim, trials: Sequence[TrialView]) -> str:
-        """Return the id of the run that will be started next, or "" if a trial exists that is not started yet, or no
-        further one will start.
+        """Return the id of the next trial's run, so that processes for it can start in advance. Return "" if an
+        existing trial has to be started first, or if by the settings `aim` no further trial will start.
         """
         there = not any(one.open and one.run is None for one in trials)
         return run_id_of(self.record.id, len(trials)) if there and not why_no_more(trials, aim) else ""

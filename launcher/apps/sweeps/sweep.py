@@ -207,8 +207,8 @@ class Sweep:
         return cls(found.id, found.path)
 
     def status(self) -> SweepState:
-        """Return the sweep's trials and its state: running, stopped, succeeded, failed, or lost if no process conducts
-        it.
+        """Return the sweep's trials and its state: running, stopped, succeeded, failed, or lost, if it has not ended
+        but no process conducts it. It is lost without trials if its record of these cannot be read.
         """
         lives = conductor_lives(self._folder)  # before its last word is read, which may be its end
         said = readable(self._folder.state, SweepState)

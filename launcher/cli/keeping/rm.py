@@ -29,10 +29,12 @@ known here, and the same command finishes the work later.
 
 
 class RemovedRun(msgspec.Struct, frozen=True):
-    """The result of deleting a run: not `gone` if another machine still stores a part of it."""
+    """The result of deleting a run. It is kept here, not `gone`, if another machine still runs a part of it or, without
+    `--anyway`, does not answer.
+    """
 
     run: str  # its id
-    gone: bool
+    gone: bool  # from this machine
     size_bytes: int  # of its part on this machine
 
 

@@ -121,7 +121,10 @@ def _results(results: Table) -> Iterator[list[str]]:
 
 
 def _metrics(metrics: dict[str, tuple[Figure | None, ...]]) -> Iterator[list[str]]:
-    """Yield the table rows with the last and the best value of each metric."""
+    """Yield the table rows of each metric: the name, then the last value in each run, and in a second row the best ones
+    if any run has one. `metrics` has, by name, one Figure (last and best value) for each run; None: it has no such
+    metric.
+    """
     for name, of_runs in metrics.items():
         yield [name, *(value_text(one.last if one is not None else None) for one in of_runs)]
         if any(one is not None and one.best is not None for one in of_runs):

@@ -106,7 +106,9 @@ class Drainer:
                 self._drain(node)
 
     def ask_to_move(self, move: Move) -> None:
-        """Record a request to move ranks; a later event records the outcome."""
+        """Queue the request to move the ranks of one node to another, and record it as an event. It is carried out or
+        refused when no other move is under way, which a later event records. A request for an unknown node is ignored.
+        """
         if self._attempt.nodes.get(move.node) is not None:
             to = "a spare" if move.to is None else f"node {move.to}"
             text = f"the ranks of node {move.node} are to move to {to}"
@@ -234,8 +236,8 @@ class Drainer:
         return not may_come or self._attempt.mono >= min(node.leaves_by for node in leaving)
 
     def _others_suffice(self, leave: set[int]) -> bool:
-        """Return whether the members and spares outside `leave` are as many as the plan needs and include so many
-        voters that the others cannot elect another leader.
+        """Return whether enough nodes stay if those in `leave` do not: the other members and the spares must be as many
+        as the plan needs, and include so many voters that the voters outside cannot elect another leader.
         """
         nodes, plan = self._attempt.nodes, self._attempt.plan
         stay = {index for index in self._attempt.current.members if index not in leave}

@@ -282,7 +282,9 @@ class RankGroup:
         return self._home.attempt.error_file(self._home.node.index, rank.local)
 
     def heartbeats(self) -> tuple[RankHeartbeat, ...]:
-        """Return the recent activity of each live rank, and record the growth of its log."""
+        """Return the recent activity of each live rank, for the agent's heartbeat. If its log has grown, this is
+        recorded as activity, unless the rank writes stacks that the agent asked for.
+        """
         return tuple(self._heartbeat(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
 
     def _heartbeat(self, rank: _Rank, now: float) -> RankHeartbeat:
@@ -329,7 +331,9 @@ class RankGroup:
         return await asyncio.to_thread(with_nccl, looks, self._home.environment.get("NCCL_RAS_ADDR", ADDRESS))
 
     async def entered(self) -> dict[int, RankTimes]:
-        """Return when each live rank that answers entered its newest collectives, by its rank number."""
+        """Ask each live rank when it entered its newest collectives, and return the answers by rank number; a rank that
+        does not answer is left out.
+        """
         return await asyncio.to_thread(times_of, self._subjects())
 
     def _subjects(self) -> list[Subject]:

@@ -156,10 +156,12 @@ class Reserve:
         return process.pid
 
     def _why_none(self, environment: Mapping[str, str], before: int) -> str:
-        """Return why no process in reserve can become the rank with this environment, or "" if the reserve has lost its
-        processes since it was filled, as an event about that was reported then.
+        """Return why no process in reserve can become the rank with the variables `environment` now: it is not ready,
+        was begun for another number of ranks, or none was begun yet. Return "" if the reserve is empty because its
+        processes have ended, which was reported as an event then.
 
-        `before` is the last generation that asked for a process; a reserve that was filled before it has none yet.
+        `before` is the newest earlier generation for which a process was asked; if the reserve was last filled before
+        that one began, none was begun for it.
         """
         fitting = [one for one in self._processes if one.can_be(environment)]
         if fitting:

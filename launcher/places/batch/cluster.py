@@ -143,7 +143,8 @@ def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> No
 
 def _record_answer(attempt: AttemptDir, answer: ClusterAnswer) -> None:
     """Record the scheduler's answer about the attempt's job, to be used when the scheduler does not answer or no longer
-    shows how the job ended. An answer with the same state as the recorded one is written only once in a while.
+    shows how the job ended. An answer with the same state as the recorded one is written only if that one is more than
+    a minute old.
     """
     before = readable(attempt.seen, ClusterAnswer)
     if (

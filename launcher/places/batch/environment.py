@@ -75,8 +75,11 @@ def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Replace this process by the command in `argv`, with the environment saved in the file that the variable
-    JOB_LAUNCH_ENVIRONMENT names. After `--packed`, `argv` has one hexadecimal word with that file's name, the host's
-    name and the command.
+    JOB_LAUNCH_ENVIRONMENT names. This process's own variables, which the scheduler set, replace saved ones, except
+    general ones such as PATH.
+
+    After `--warn-after SECONDS` the command gets SIGALRM when this time is over. After `--packed`, `argv` has one
+    hexadecimal word with that file's name, the host's name and the command.
     """
     command = [*argv]
     if command[0] == "--packed":

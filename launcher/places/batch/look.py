@@ -159,10 +159,11 @@ def _answer(queue: BatchSystem, attempt: AttemptDir, answer: ClusterAnswer | Non
 
 
 def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> ClusterAnswer | None:
-    """Return the answer that an attempt without a job is being submitted, or None if its submitter is alive on this
-    machine and reports that itself.
+    """Return the answer that the attempt is being submitted, or None if it has ended, has a job by now, or has a
+    submitter that is alive on this machine and reports that itself.
 
-    The attempt is not lost: the submitter may be on another machine, or dead while its submitting command still runs.
+    Without such a submitter the attempt is not lost: the submitter may be on another machine, or dead while its
+    submitting command still runs.
     """
     if attempt.end.exists() or attempt.handle.exists() or alive(read_intent(attempt).created_by):
         return None

@@ -121,8 +121,8 @@ class GridEngineSystem(BatchSystem):
         return f"{CALLED} says: {_last_line(answer).removeprefix('verification: ')}"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return the jobs with these ids, those of the run named `called`, or all of this user, by qstat. Raise
-        Unreachable if there is no answer within `limit_s`.
+        """Return this user's jobs that qstat lists: with `ids` only those, with `called` only those of the run of this
+        name. Raise Unreachable if there is no answer within `limit_s`.
         """
         user = pwd.getpwuid(os.geteuid()).pw_name
         listed = ask(["qstat", "-xml", "-g", "t", "-u", user], limit_s=limit_s).out  # -g t: with all its hosts

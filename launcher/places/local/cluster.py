@@ -196,7 +196,9 @@ def _process_names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
 
 
 def _agents(attempt: AttemptDir) -> list[AgentRecord]:
-    """Return the records of the attempt's agents."""
+    """Return the records of the attempt's agents, one for each node that has one, whether or not the agent still runs;
+    unreadable records are left out.
+    """
     records = (readable(path, AgentRecord) for path in sorted(attempt.path.glob("node-*/agent.json")))
     return [record for record in records if record is not None]
 

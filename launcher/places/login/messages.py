@@ -68,7 +68,7 @@ class ReleaseRun(msgspec.Struct, frozen=True, tag="release"):
 
 
 class RemoteSpec(msgspec.Struct, frozen=True):
-    """A spec as it was written on the submitting machine, with its overrides and the cluster's defaults.
+    """A spec as it was written on the submitting machine, with its overrides (KEY=VALUE) and the cluster's defaults.
 
     `called` are the spec's and project's names on that machine, for messages.
     """
@@ -76,7 +76,7 @@ class RemoteSpec(msgspec.Struct, frozen=True):
     name: str  # name of the spec file
     text: bytes  # content of the spec file
     overrides: tuple[str, ...]
-    defaults: tuple[tuple[str, str], ...]  # the cluster's (path, YAML text), from the user's clusters file
+    defaults: tuple[tuple[str, str], ...]  # the cluster's (option such as `queue.hold`, YAML), from the clusters file
     called: tuple[str, str]  # names of spec and project on the user's machine, for messages
 
 
@@ -206,11 +206,14 @@ class RunNews(msgspec.Struct, frozen=True):
 
 
 class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
-    """A request for the new parts of a run's logs and metrics, beyond the sizes in `known`. → LogNews"""
+    """A request for the new parts of a run's logs and metrics: what each file has beyond its size in `known`. → LogNews
+
+    Files and folders are named relative to the run's folder.
+    """
 
     run: RunId
-    known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # number of bytes on the asking side, by file
-    folders: tuple[Annotated[str, msgspec.Meta(pattern=LOGS_OF)], ...] = FOLDERS  # of the run and of its roles
+    known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # bytes that the asking side has, by file
+    folders: tuple[Annotated[str, msgspec.Meta(pattern=LOGS_OF)], ...] = FOLDERS  # such as logs, or roles/NAME/metrics
 
 
 class LogNews(msgspec.Struct, frozen=True):

@@ -110,8 +110,8 @@ class SlurmSystem(BatchSystem):
         threading.Thread(target=self._get_ready).start()
 
     def _get_ready(self) -> None:
-        """Query Slurm's configuration and import submitit; `get_ready` runs this in a thread. It is no error if Slurm
-        does not answer.
+        """Query Slurm's configuration, which is kept in `config`, and import submitit, so that a submit finds both
+        done; `get_ready` runs this in a thread. If Slurm does not answer, the next reader of `config` asks again.
         """
         with contextlib.suppress(Unreachable):  # the next caller that needs the answer asks again
             _ = self.config

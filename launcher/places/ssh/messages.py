@@ -204,7 +204,9 @@ class Release(OfRun, frozen=True, tag="release"):
 
 
 class Cancel(OfRun, frozen=True, tag="cancel"):
-    """End everything of the run on this host. → CancelReport"""
+    """End all processes of the run on this host, and write the run's end there if this host may; its files stay.
+    → CancelReport
+    """
 
 
 class PassOnCancel(OfRun, frozen=True, tag="pass_on_cancel"):

@@ -158,7 +158,7 @@ def _who(state: RunState, role: str) -> str:
 
 
 def _look_at(state: RunState, role: str) -> str:
-    """Return the command by which a user sees the run's status, or the logs of its role."""
+    """Return the command by which a user sees more: the logs of the role, or if `role` is "" the run's status."""
     return f"launch logs {state.run} --role {role}" if role else f"launch status {state.run}"
 
 

@@ -69,13 +69,15 @@ class SlotWaiter:
 
     @property
     def turn(self) -> tuple[int, str]:
-        """Return the sort key of the run's position in the queue: its time of arrival, then its name."""
+        """Return the sort key of the run's position in the queue: its time of arrival, then its id. Priority does not
+        count here, because it only lets runs of one user exchange their positions (`Occupancy.before`).
+        """
         return self.stamp, self.run
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The runs that hold slots of a machine, and those that wait for them, in order.
+    """The runs that hold slots of a machine, and those that wait for them, in order of arrival.
 
     Runs in `alone` receive nothing from the host that leads them, and may have been ended elsewhere.
     """
@@ -155,8 +157,8 @@ def waits_name(waiter: SlotWaiter) -> str:
 
 
 def _signed(head: str, user: str, run: str) -> str:
-    """Return the socket name `HEAD/USER/RUN`. If it would be too long, the user's name is shortened first, then the
-    run's id.
+    """Return the socket name `HEAD/USER/RUN`, where `head` says what the run announces, such as `launch/held/gpu/3`. If
+    it would be too long for a socket, the user's name is shortened first, then the run's id.
     """
     room = _LONGEST - len(head) - 2
     run = _cut(run, room - 1)

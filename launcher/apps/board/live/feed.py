@@ -329,9 +329,10 @@ class Feed:
                 page.changes.append(_event("head", redacted(watched.head, secrets)))
 
     def _send_rows(self, pages: list[OpenPage], seen: RowChanges, drawn: RowChanges) -> None:
-        """Queue the changed rows of the table for every page.
+        """Queue the changed rows of the table, and the ids of deleted runs, for every page.
 
-        If a run is in both sets of changes, its later row, in `drawn`, is sent.
+        `seen` are the changes that a round has found in runs' records, and `drawn` the rows that then got a new curve.
+        If a run is in both, its later row, that in `drawn`, is sent.
         """
         rows = {row.id: row for changes in (seen, drawn) for row in changes.runs}
         if (rows or seen.gone) and pages:

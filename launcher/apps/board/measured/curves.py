@@ -119,8 +119,8 @@ def _within(line: "tuple[array[int] | array[float], array[float]]", window: Curv
 
 
 def _drawn(line: _Line, low: float, high: float, px: int) -> ExactCurve | PixelCurve:
-    """Return the curve with every point or, if there are more than `_POINTS_A_PIXEL` points for each pixel, with one
-    entry for each of `px` pixels of the range `low` to `high`.
+    """Return the curve with every point in the window or, if these are more than two for each pixel, with one entry for
+    each pixel that has points. The positions (steps or times) from `low` to `high` are divided into `px` pixels.
     """
     xs, ys, start, end = line
     if end - start <= _POINTS_A_PIXEL * px:

@@ -102,11 +102,12 @@ class NextJob:
                 return self._again_or_anew(attempt, end, lost=bool(lost or unfit))
 
     def _fate_once_put_back(self, attempt: AttemptDir, fate: Fate) -> Fate:
-        """Return `fate` at once if the scheduler never requeues the job by itself. Otherwise wait, for as long as that
-        may take, until it has requeued the job at the head of its queue or the job ends, and return what happened to
-        the job.
+        """Wait, after the loss of a node, until the scheduler has requeued the job by itself or the job ends, and
+        return which: what the scheduler last did with the job. A requeued job is first in the queue, a new one last.
 
-        A new job would come last in the queue. The result is still RUNS if the scheduler does not find the node lost.
+        The wait ends after the time that the batch system gives for a requeue, and soon after a request to stop or a
+        cancel; the result is still RUNS if the scheduler does not find the node lost. Return `fate`, its present
+        answer, at once if it never requeues this job by itself.
         """
         within_s = self._queue.puts_back_within_s(self._plan, self._job)
         if within_s is None:

@@ -194,8 +194,8 @@ def _node(line: str) -> Node:
 
 
 def partition_nodes(partition: str | None = None) -> list[str]:
-    """Return the sinfo command for every node of a partition, or of all partitions for None. For an unknown partition
-    it shows none, and no error.
+    """Return the sinfo command that lists every node of a partition, or of all partitions for None. For an unknown
+    partition, sinfo lists no node and reports no error.
     """
     return ["sinfo", "--noheader", "--Node", *_partition_option(partition), f"--format={FIELD.join(_NODE_FORMAT)}{ROW}"]
 

@@ -43,8 +43,8 @@ def answer(run: Path, request: ListCheckpoints | SendFile | TakeFile, body: Body
 
 
 def _opened(folder: Path, request: SendFile) -> BinaryIO:
-    """Open the file that was asked for. A draft of the checkpoint will do, if it has the digest that the request gives
-    because another disk has committed it.
+    """Open the requested file of a checkpoint in `folder`. If the checkpoint is committed on another disk and only a
+    draft here, with the same digest, the draft's file is opened. Raise OSError or CheckpointDamaged if there is none.
     """
     for held in partial.inventory(folder):
         is_it = (held.step, held.digest, held.kind) == (request.step, request.digest, request.kind)

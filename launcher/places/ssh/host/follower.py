@@ -107,8 +107,8 @@ class Follower:
         self._agents.add([self._agent])
 
     def _wind_up(self) -> None:
-        """Ask the agent to exit, and set the time, the grace period of its ranks from now, after which it is not waited
-        for.
+        """Ask the agent to exit, and set the time until which it is waited for: a little more than the grace period of
+        its ranks from now.
         """
         self._sure_at = time.monotonic() + self._supervisor.plan.spec.recovery.grace_s + SURE_S
         self._agents.signal_first()

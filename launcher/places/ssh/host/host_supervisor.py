@@ -189,7 +189,9 @@ def carry_on(supervisor: SupervisorState, wakeup: Wakeup, *, again: bool = False
 
 
 def _carried_out(supervisor: SupervisorState, wakeup: Wakeup) -> int | None:
-    """Run one attempt as leader or follower; return the number of the next attempt, or None if the run has ended."""
+    """Run the supervisor's present attempt until it has ended, as its leader, which runs the coordinator and decides,
+    or as a follower; return the number of the next attempt, or None if the run has ended.
+    """
     return Leader(supervisor, wakeup).carry_out() if supervisor.leads else Follower(supervisor, wakeup).carry_out()
 
 

@@ -84,8 +84,8 @@ def history_of(role: str, attempt: int) -> str:
 
 
 def replicated(run: RunDir, attempt: AttemptDir, roles: Collection[str] = ()) -> dict[str, KeptRecord]:
-    """Return the records to copy, by the names that messages give them: those of the run's attempt, and of the newest
-    attempt of each of `roles`.
+    """Return the records to copy, such as the state, the events and the coordinator's address, by the names that
+    messages give them: those of the run's attempt, and of the newest attempt of each role in `roles`.
     """
     found = _of_run(run, attempt)
     for role in roles:
@@ -320,7 +320,9 @@ class RecordReplicator:
                 self._sent[number][name] = mark
 
     def _send_whole(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
-        """Send a record whole to the hosts `whom`; return the numbers of those that accepted it."""
+        """Send the whole file of the record `copied`, under the name `name`, to the hosts with the numbers `whom`;
+        return the numbers of those that accepted it. Nothing is sent if the file is missing or is no valid record.
+        """
         with contextlib.suppress(FileNotFoundError, *NOT_JSON):
             data = copied.path.read_bytes()
             copied.check(data)
@@ -382,7 +384,9 @@ class RecordReplicator:
         return Replica(self._rpc.me, self._attempt.number, name, at, data)
 
     def _send_to(self, replica: Replica, whom: list[int]) -> list[int]:
-        """Send the message and return the hosts that accepted it; skip the others for a while."""
+        """Send the record in `replica` to the hosts with the numbers `whom`, and return the numbers of those that
+        accepted it. Hosts that refused it, or did not answer in time, are skipped for a while.
+        """
         taken = granted(self._rpc.ask(replica, whom, HEAR_S))
         now = time.monotonic()
         self._quiet_until |= {number: now + self._quiet_s for number in whom if number not in taken}

@@ -196,7 +196,9 @@ def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
 
 
 def _place_of_silent(found: FoundRun, name: str) -> Place:
-    """Return the address and the paths of a host that did not answer, from its entry in the pool."""
+    """Return how to reach the host `name`, which did not answer: its address and paths by its entry in the pool, and
+    the Python of a launcher of this version there.
+    """
     host = next(one for one in pool.hosts_of(found.ssh) if one.name == name)
     workdir = host.workdir or WORKDIR
     python = f"{workdir}/lib/{bundle.digest(bundle.own_tag())}/bin/python"

@@ -37,7 +37,7 @@ class HostReport:
 
     host: str
     head: RunReport  # the report itself
-    files: Sequence[tails.Tail]  # the new part of the events, and logs
+    files: Sequence[tails.Tail]  # what this machine lacks of the events, and logs of the attempt
 
     @property
     def lives(self) -> bool:
