@@ -301,10 +301,10 @@ def _act_on(fd: int, name: str, act: Callable[[socket.socket], T]) -> T | None:
 
 
 def _shut_down(one: socket.socket, how: int) -> None:
-    """Shut down a socket in the direction `how`.
+    """Shut down a connected socket in the direction `how`, as socket.shutdown does.
 
-    Raises OSError, without touching the socket, if it has no peer: gloo ends the process when a listening socket of its
-    own fails.
+    A socket without a peer is left as it is, and OSError is raised: it may be one on which gloo listens, and gloo ends
+    the process when such a socket fails.
     """
     one.getpeername()  # no listener: gloo ends the process where one of its own fails
     one.shutdown(how)

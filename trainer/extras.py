@@ -110,7 +110,10 @@ def _is_editable(source: dict[str, Any] | None, project: Path) -> bool:
 
 
 def _source_of(installed: Distribution) -> dict[str, Any] | None:
-    """Return where the package was installed from (PEP 610), or None for the package index."""
+    """Return the package's direct_url.json, which says where it was installed from (PEP 610).
+
+    Returns None for a package from the package index, which has no such file.
+    """
     text = installed.read_text("direct_url.json")
     source = json.loads(text) if text else None
     return source if isinstance(source, dict) else None

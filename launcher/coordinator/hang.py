@@ -496,7 +496,9 @@ def _for_them(waits: Sequence[_Wait], found: Sequence[RankLook]) -> str:
 
 
 def _op_place(waits: Sequence[_Wait]) -> str:
-    """Return the line that called the first collective in which ranks wait, or ""."""
+    """Return the user's line, as `file.py:12`, that called the collective of the first of the `waits`; "" if there is
+    none or the line is unknown.
+    """
     return _called_at(waits[0].op) if waits else ""
 
 

@@ -129,7 +129,9 @@ class KnownNode:
 
 
 class NodeTable:
-    """The nodes of an attempt, grouped by their state; call `settle` after any change to a node."""
+    """The nodes of an attempt, with sets of the indexes of those in a state, such as `usable` or `absent`; a node may
+    be in several. Call `settle` after any change to a node, to update these sets.
+    """
 
     def __init__(
         self,
@@ -171,8 +173,8 @@ class NodeTable:
         return self._nodes.get(index)
 
     def away(self, since: float = -inf) -> list[KnownNode]:
-        """Return the nodes that are absent, unreachable or were lost after `since`; any of them may return with its
-        disk.
+        """Return the nodes whose agent has never connected or is unreachable, and those that were lost after the time
+        `since`; any of them may still return with its disk.
         """
         return [
             node

@@ -197,7 +197,8 @@ def _will_recur(failure: Event, past: Sequence[Event]) -> str:
 
 
 def _recurs(failure: Event, past: Sequence[Event]) -> bool:
-    """Return whether the last user error in `past` was the same as `failure` and the run has made no progress since.
+    """Return whether the last user error in `past` was the same as `failure` and the run has made no progress since:
+    no newer checkpoint or, in a run without checkpoints, no later step.
 
     Two errors are the same if the same exception was raised at the same place, or, without an exception, if the exit
     code and the last line are equal.

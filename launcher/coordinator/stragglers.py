@@ -111,11 +111,12 @@ def last_rank(times: Times, clocks: Mapping[int, NodeClock]) -> LastRank | None:
 
 
 def _last_of(group: Mapping[tuple[int, int], GroupTimes], clocks: Mapping[int, NodeClock]) -> LastRank | None:
-    """Return the rank that makes its process group wait most, at least twice as long in all as any other rank does.
+    """Return the rank that makes its process group wait most, at least twice as long in all as any other rank does. A
+    wait lasts from when half of the other ranks have entered a collective until the last rank enters.
 
-    Return None if fewer than three of its waits are long, if they take less than 5 % of the time or are shorter than
-    the clocks can show, or if the ranks' records share fewer than ten collectives. The keys of `group` are (rank,
-    node).
+    Return None if there is no such rank, if fewer than three of its waits are long, if they take less than 5 % of the
+    time or are too short for the precision of the clocks, or if the ranks' records share fewer than ten collectives.
+    The keys of `group` are (rank, node), those of `clocks` are nodes.
     """
     end = min(one.first + len(one.entered_us) for one in group.values())
     begin = max(*(one.first for one in group.values()), end - _MOST_TIMES // len(group))

@@ -127,8 +127,8 @@ class ReplicaFiles:
         return False
 
     def commit(self, save: Save) -> None:
-        """Commit the draft of a checkpoint that another node has committed; do nothing if it is committed here too.
-        Raise SaveGone if there is no draft.
+        """Commit the draft of a checkpoint here, by a rename to its final name, after another node has committed it on
+        its own disk; do nothing if it is committed here too. Raise SaveGone if there is no draft.
         """
         with self._naming:
             data = self._manifest(save)

@@ -62,8 +62,8 @@ class Readiness:
         return self.preparation.doing or ("" if self._due.is_set() else "waits until other roles are ready")
 
     def report(self) -> None:
-        """Send the node's state on a new connection: that it is Ready or cannot be prepared (neither while it still
-        prepares), that a device fails, and that its host is about to go, as far as these apply.
+        """Send everything that is known of the node's state, on a new connection: that its host is about to go, that
+        its preparation has failed or it is ready, and which device fails. Send nothing of what is not known yet.
         """
         node = self._home.node.index
         if self._notice is not None:  # also when it stays after all: that message may be lost

@@ -481,7 +481,9 @@ def empty(names: Sequence[str]) -> None:
 
 
 def flush_files() -> None:
-    """Flush all open files, because this exit skips the garbage collection that would do it."""
+    """Flush all open files, for a rank that is about to end without the interpreter's last garbage collection, which
+    would do it.
+    """
     for one in gc.get_objects():
         if type(one) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             with contextlib.suppress(OSError, ValueError):
@@ -1177,7 +1179,8 @@ class Supervisor(NamedTuple):
     """A run's supervisor to be started by exec: its command line, environment, run directory, and the numbers under
     which it expects its descriptors.
 
-    It becomes the parent of an agent whose zygote has done its imports already.
+    The process that becomes the supervisor is a zygote with all imports done. It first forks a child, which becomes
+    the supervisor's agent, and whose own child becomes the agent's zygote.
     """
 
     argv: Sequence[str]
@@ -1254,8 +1257,8 @@ def stand_by(agents_end: int, gate: int) -> None:
 
 
 def renumber(numbers: Sequence[int], fds: Sequence[int], more: int) -> int:
-    """Give the descriptors `fds`, which came over a socket, the `numbers` that the next program expects, in order;
-    close all others but `more`, and return the new number of `more`.
+    """Give the descriptors `fds`, which came over a socket, the `numbers` that the next program expects, in order. Move
+    `more` to another number, which is returned, and close every other descriptor above 2.
     """
     free = max([*numbers, *fds, more, 2]) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in (more, *fds)]
@@ -1310,7 +1313,9 @@ class TagRoom:
         os.environ[TAG] = run_dir
 
     def _line(self, run_dir: str) -> bytes:
-        """Return LAUNCH_RUN_DIR, with the value `run_dir`, in the form in which the kernel shows it."""
+        """Return the variable LAUNCH_RUN_DIR with the value `run_dir` as it is in memory and in `/proc`: `NAME=value`
+        and a zero byte.
+        """
         return f"{TAG}={run_dir}".encode() + b"\0"
 
 

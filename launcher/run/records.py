@@ -434,8 +434,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of events.jsonl: what happened, when, and its cause and evidence.
 
     `text` is a line for people, `brief` a few words of it. A failure has `where` (frame of user code), `signal`,
-    `code`, `said` (last line of the log), `left_out` (file missing from the snapshot), the `steps` of its generation
-    and of its attempt (`steps_in_all`), how long the generation ran (`ran_s`) and made no step (`still_s`), and whether
+    `code`, `said` (last line of the log), `left_out` (file that was not frozen), the `steps` of its generation and of
+    its attempt (`steps_in_all`), how long the generation ran (`ran_s`) and made no step (`still_s`), and whether
     survivors continue (`in_place`). `same` identifies repeated hangs, `end` is how the attempt is about to end.
     """
 

@@ -329,8 +329,9 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, submit_token: str, batc
 
 
 def _is_copied_later(wish: Request) -> bool:
-    """Return whether the run has more files of code than the cluster can take within a submit; they are then put into
-    the store of frozen code only, and copied from there to the run's folder later.
+    """Return whether the run has more files of code than a submit to the cluster copies itself (`most_files_at_once`).
+    The submit then puts them into the store of frozen code only, and the run's supervisor copies them from there to the
+    run's folder.
     """
     most = wish.cluster.most_files_at_once
     return most is not None and len(wish.code.files) > most

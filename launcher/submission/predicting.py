@@ -83,8 +83,8 @@ def _mentions_predict(script: Path) -> bool:
 
 
 def copy_predictions(run: RunDir, output: Path) -> None:
-    """Copy the predictions that were fetched from another machine to the file `output`, and the file that describes
-    them to the same folder.
+    """Copy the file of predictions from the run's outputs, which were fetched from another machine and where it has the
+    same name, to `output`. Copy the file that describes the predictions to the same folder.
     """
     for name in _written(output.name):
         for file in sorted(run.outputs.rglob(name)):

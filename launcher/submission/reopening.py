@@ -249,8 +249,8 @@ def _check_code_options(run: RunDir, renew: bool, spec: JobSpec, before: Plan, w
 
 
 def _recipients_now(run: RunDir, spec: JobSpec, before: Plan) -> Notifying | None:
-    """Return who is notified of the resumed run, or None for nobody: those of the plan `before`, unless `notify`
-    differs in `spec`, the spec of the next attempt.
+    """Return who is notified of the resumed run, or None for nobody: the recipients that are recorded for the run, or
+    those that `spec`, the spec of the next attempt, names if its `notify` differs from that of the plan `before`.
     """
     if spec.notify != before.spec.notify:
         return notifying_of(spec.notify, Path(before.spec_file), Path(before.project), os.environ)

@@ -232,10 +232,11 @@ def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
 
 
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
-    """Return (the request as it can wait for its conditions, the problems of conditions that cannot be met).
+    """Return (the request with the cluster that can wait for its conditions, the problems of conditions that neither
+    the cluster nor this machine can wait for).
 
-    Its `cluster` is replaced by one that waits on this machine if checkpoints have to be fetched here first, or if the
-    cluster cannot see a run that it waits for, or cannot limit how many of the runs submitted with it are active.
+    The cluster is replaced by one that waits on this machine if checkpoints have to be fetched here first, or if the
+    cluster cannot see a run that is waited for, or cannot limit how many of the runs submitted together are active.
     """
     problems = [one for one in queue_problems(wish) if wish.together or one.key != _AT_ONCE]
     unseen = [one.key for one in problems if one.key.startswith("queue.after")]
@@ -425,7 +426,7 @@ def prepare(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None
 ) -> tuple[Plan, CodeList]:
     """Return (the plan, the files that `submit` would freeze) for a run on the cluster `on`; nothing is started or
-    written.
+    written. Raise BadInput with all problems if the run cannot work there.
 
     `shipped` is the spec as another machine sent it, or None.
     """

@@ -231,12 +231,13 @@ WriteEnd = Callable[[AttemptEnd, Failure], AttemptEnd]  # writes how an attempt 
 def settle_end(
     run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None, write: WriteEnd | None = None
 ) -> AttemptEnd:
-    """Return the attempt's end that the coordinator wrote, or else write and return one from `status`, the wait status
-    of the coordinator's agent, which is None if this process ended the agent.
+    """Return the attempt's end, and write it unless the coordinator did: the end that the records show, such as a
+    cancellation, or else a failure that is described by `status`, the wait status of the coordinator's agent, or None
+    if this process ended the agent.
 
-    If `write` is given, it writes a failed end in place of this function, and its result is returned. Nothing is
-    written if the agent exited because a newer attempt took over. Otherwise raise Fenced if a newer attempt exists, and
-    OSError if the end cannot be written.
+    If `write` is given, it writes the failure in place of this function, and its result is returned. If the agent
+    exited because a newer attempt took over, a failure is returned that is not written. Otherwise raise Fenced if a
+    newer attempt exists, and OSError if the end cannot be written.
     """
     fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
     if fenced and not attempt.end.exists():

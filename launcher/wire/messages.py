@@ -406,7 +406,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="t"):
 
 class HeartbeatAck(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
     """coordinator → agent: heartbeat `seq` has arrived. The lease under which the node's ranks run is renewed from the
-    moment at which that was sent.
+    moment at which the agent sent this heartbeat.
     """
 
     seq: int

@@ -165,7 +165,7 @@ def _encode_default(value: defaultdict[Any, Any], where: str, tensors: dict[str,
 
 
 def _moment(value: dt.datetime, where: str) -> str:
-    """Return a datetime as text. Raises TrainerError for a time zone other than a fixed offset.
+    """Return a datetime, with or without an offset from UTC, as text. Raises TrainerError for any other time zone.
 
     `where` is its place in the state, for the message.
     """

@@ -80,9 +80,9 @@ def missing(path: Path, manifest: Manifest) -> list[str]:
 
 
 def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> None:
-    """Raise CheckpointDamaged unless the folder holds exactly the manifest and its files, with the right sizes.
+    """Raise CheckpointDamaged if a file of the manifest is missing or has another size, or if there is any other.
 
-    Files in `away` are on other disks and must not be in the folder.
+    The files' bytes are not read. Files in `away` are on other disks and must not be in the folder.
     """
     wanted = {file.name for file in manifest.files if file.name not in away} | {MANIFEST}
     found = set(names_in(path))

@@ -110,8 +110,9 @@ def place(
 ) -> Path:
     """Give a prepared draft its final name, and return the checkpoint's folder.
 
-    `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too. After an error the draft is removed.
-    Raises Fenced, CheckpointDamaged if a fence is damaged, or OSError, also if another checkpoint has the name.
+    Raises Fenced if the newest token in the checkpoint directory is not `token`, or if the file FENCE in the run's
+    folder `run_dir` names a newer attempt; CheckpointDamaged if one of the two is damaged; or OSError, also if another
+    checkpoint has the name. After an error the draft is removed.
     """
     folder = draft.parent
     final = folder / folder_name(manifest.step, kind)

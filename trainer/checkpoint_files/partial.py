@@ -76,7 +76,8 @@ def digest_of(manifest: bytes) -> str:
 def inventory(folder: Path) -> list[Held]:
     """Return what `folder` has of every checkpoint with an undamaged manifest.
 
-    They are ordered oldest first, then best ones, then prepared drafts.
+    First come the checkpoints of steps, then those kept as the best by a metric, then drafts that are not committed
+    yet; each of these by step.
     """
     found = []
     for name in names_in(folder):

@@ -92,9 +92,9 @@ def in_turn(fetchers: Fetchers, tasks: Iterable[T], ahead: int) -> Generator[tup
 
 
 class InProcess:
-    """Does the tasks in the current process instead of in workers, and leaves its random generators as they are."""
+    """Does the tasks in this process instead of in workers, and leaves the process's random generators as they were."""
 
-    size = 1
+    size = 1  # how many workers it stands for
 
     def __init__(self, work: Work) -> None:
         self._work = work

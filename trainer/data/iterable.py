@@ -194,7 +194,10 @@ class _Stream:
 
 
 class SharedReader:
-    """Called with an epoch, reads its next step from a stream that all ranks read, and returns this rank's part."""
+    """A function of the epoch that reads the epoch's next step from a stream which all ranks read.
+
+    It returns this rank's part of the step, or an empty step that is marked as the end.
+    """
 
     def __init__(self, reading: Reading, place: Place) -> None:
         self._reading = reading

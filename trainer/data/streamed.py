@@ -47,7 +47,7 @@ class Steps(Protocol):
     def read(self, fetchers: Fetchers, epoch: int, after: Any) -> Generator[Step, None, None]:
         """Yield the steps of the epoch from the position `after`.
 
-        `fetchers`, the running readers, are those that `start_fetchers` returned for the same position.
+        `fetchers` are the running readers, which `start_fetchers` has returned for the same position.
         """
 
     def saved(self, after: Any) -> Any:

@@ -63,7 +63,10 @@ class WandbRun:
         self._next = self._run.starting_step
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Log the rows of steps that the run does not have."""
+        """Log the rows whose steps come after the last one that the W&B run has; skip earlier ones.
+
+        Values of a test go to the run's summary, whatever their step.
+        """
         for row in rows:
             if row.of_test:
                 self._run.summary.update(row.values)

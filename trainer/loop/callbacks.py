@@ -100,7 +100,11 @@ class Callbacks:
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the callbacks' states; for a name that no callback has now, only log a warning."""
+        """Restore the callbacks' states, by the names that `state_dict` gave them.
+
+        For a name that no callback has now, only a warning is logged; a callback without a state in `state` stays as it
+        is.
+        """
         for name, kept in state.items():
             if name in self._named:
                 self._named[name].load_state_dict(kept)

@@ -108,7 +108,7 @@ class Evaluation:
         self._weights = average.in_place if average is not None else nullcontext
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
-        """Return by name the mean loss and metrics over all samples, the same on all ranks, which all call it.
+        """Return the means of loss and metrics over all samples, by name. All ranks call it and get the same result.
 
         Names begin with the prefix of this evaluation, such as `val_loss` and `val_accuracy`. `after_batch` is called
         after each batch.

@@ -352,9 +352,9 @@ class Loop:
         return stop
 
     def _begin_step(self) -> None:
-        """Decide whether the next step is logged, as every `log_every` steps, and its losses are gathered over ranks.
+        """Decide whether the next step is logged, and whether its losses are gathered over ranks.
 
-        They are gathered for steps that are logged, and for all if the training looks for spikes of the loss.
+        One step in `log_every` is logged. Losses are gathered in these, or in all if the training looks for spikes.
         """
         self.logs = (self.progress.step + 1) % self.training.settings.log_every == 0
         self.gathers = self.logs or self.spikes is not None

@@ -202,10 +202,10 @@ class Survivor:
         self.snapshots.updating = True
 
     def update_done(self, loop: Loop, step_samples: int) -> None:
-        """Save the state that all ranks share after an update; the step had `step_samples` samples over all ranks.
+        """Save in memory, after an update, the state that is the same on all ranks.
 
-        If the training turns out to be unable to continue in place, that is reported to launch, and no more steps are
-        saved.
+        The step had `step_samples` samples over all ranks. If the training turns out to be unable to continue in place,
+        that is reported to launch, and neither this step nor a later one is saved.
         """
         if not self.active:
             return

@@ -57,8 +57,9 @@ _decoded = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 class NumpyDraws:
     """The state of NumPy's global generator, which is read again only if the generator's memory has changed.
 
-    Reading the state takes longer than the rest of a step's bookkeeping, and hardly any step draws from it. NumPy keeps
-    the second normal number of a pair elsewhere, for the next draw, so call `forget` after restoring a state.
+    Reading the state takes longer than the rest of a step's bookkeeping, and hardly any step draws from it. Call
+    `forget` whenever a state is restored: NumPy draws normal numbers in pairs and keeps the second one outside that
+    memory, where its change is not noticed.
     """
 
     def __init__(self) -> None:
@@ -175,7 +176,10 @@ class RankStateFile:
 
 
 def _file(path: Path, slot: int) -> Path:
-    """Return the path of one of the three files of the states at `path`; step s is in file s % 3."""
+    """Return the path of one of the three files of a rank's states, whose paths begin with `path`.
+
+    The state after step s is in the file with the `slot` s % 3.
+    """
     return path.with_name(f"{path.name}.{slot}")
 
 

@@ -84,15 +84,15 @@ def _copied(value: Any) -> Any:
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """The message that the source sends: a JSON document, and name, type and shape of the tensors that follow it.
+    """The first message of the rank that sends state (the source): a JSON document, and which tensors follow.
 
-    `alike` are tensors that all ranks with the step have, each of which sends a stripe (a range of bytes); `own` are
-    those that the source alone sends.
+    Each tensor is described by (name, type, shape). `alike` are tensors that are equal on all ranks with the step, and
+    each of these ranks sends a stripe (a range of bytes) of them; `own` are those that the source alone sends.
     """
 
     document: bytes
     alike: list[tuple[str, str, list[int]]]  # on all ranks that have the step, each of which gives a stripe
-    own: list[tuple[str, str, list[int]]]  # of the source alone: buffers follow the first rank's in each step
+    own: list[tuple[str, str, list[int]]]  # sent by the source alone, such as buffers
 
 
 class Replica:

@@ -54,7 +54,8 @@ class Job:
     def shards(self) -> list[range]:
         """Return the ranges of samples of all shards, in whole batches.
 
-        They are always the same ones, since another batch may change an answer's last bit.
+        Shards and batches are the same on any number of ranks, because a sample's answer may differ in its last bit in
+        a batch with other samples.
         """
         size = self.batch_size * math.ceil(self.samples / self.batch_size / _MOST_SHARDS)
         return [range(begin, min(begin + size, self.samples)) for begin in range(0, self.samples, size)]

@@ -216,9 +216,10 @@ def _answered_shards(
     stop: StopRequest,
     after_batch: Callable[[], None],
 ) -> Iterator[tuple[range, list[Line], list[float]]]:
-    """Yield each shard that this rank takes from the queue, with its lines and numbers, until none is left.
+    """Yield (shard, lines, numbers) for each shard that this rank takes from the queue, until none is left.
 
-    It ends early if a stop was asked for. `asked` is the model. In a pipeline only ranks with the last stage get lines.
+    There is a line and a number, which counts in the mean, for each of its samples; in a pipeline only on ranks with
+    the last stage. If a stop was asked for, the shard at hand and the rest are left out. `asked` is the model.
     `after_batch` is called after each batch.
     """
     settings, size = prediction.settings, prediction.batch_size

@@ -57,7 +57,7 @@ def _rows(rows: Iterable[Iterable[Any]]) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Return the value of a cell: JSON for anything but a number or text."""
+    """Return the value for a cell: a number, a text or None as it is, anything else as JSON."""
     plain = value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
     return value if plain else json.dumps(value)
 

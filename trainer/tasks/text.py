@@ -57,7 +57,7 @@ class Text:
     validation: Windows
 
     def describe(self) -> str:
-        """Return a text that identifies the validation windows."""
+        """Return a text that identifies the validation windows: their number, length and a checksum of their bytes."""
         return f"{len(self.validation)} {self.validation}"
 
 

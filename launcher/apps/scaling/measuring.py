@@ -263,7 +263,9 @@ class _Measuring:
 
 
 def _is_of(run: Run, name: str) -> bool:
-    """Return whether the run is of the configuration called `name`, in any round."""
+    """Return whether the run is one of the configuration with the name `name`: its id is this name, or the name and a
+    number, such as `-2` for the second round of measurements.
+    """
     return run.id == name or run.id.removeprefix(f"{name}-").isdigit()
 
 

@@ -109,8 +109,8 @@ class ReviveTrial:
 
 @dataclass(frozen=True, slots=True)
 class PromoteTrial:
-    """The action to let a trial that was stopped at a rung continue: its run is resumed; `after` is the number of the
-    run's last attempt.
+    """The action to record that a trial which was stopped at a rung is to continue, upon which its run is resumed.
+    `after` is the number of the run's last attempt, which the resumed one follows.
     """
 
     number: int

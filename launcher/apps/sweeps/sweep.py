@@ -249,7 +249,9 @@ class Sweep:
         return draw(self._folder, Path(out), kinds or KINDS)
 
     def trials_wanted(self) -> int:
-        """Return the number of trials that are wanted in total so far."""
+        """Return the number of trials that the sweep is to have in all: those that have ended, and those that the user
+        added later, included.
+        """
         wanted = readable(self._folder.wanted, Wanted)
         return wanted.trials if wanted is not None else 0
 

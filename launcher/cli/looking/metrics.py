@@ -264,8 +264,8 @@ def _curves(measured: dict[str, Rows], names: Sequence[str]) -> list[str]:
 
 
 def _quality_metric(measured: dict[str, Rows]) -> list[str]:
-    """Return a list with the first metric of which it is known by its name whether less or more is better, such as a
-    loss, else the first metric; empty without metrics.
+    """Return a list of one metric: the first whose name tells whether less or more of it is better, such as a loss, or
+    else the first of all. Return an empty list if there are no metrics.
     """
     names = _names(measured)
     return ([name for name in names if better(name)] or names)[:1]

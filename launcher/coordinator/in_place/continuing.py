@@ -165,8 +165,9 @@ class HotOpener:
         return f"no spare is ready to take the place of {_names(self._attempt.nodes[index] for index in sorted(lost))}"
 
     def _cannot_be_fewer(self, members: Sequence[int], lost: set[int]) -> str:
-        """Return why the ranks of `members` cannot continue without those of `lost`, or "" if they can: enough nodes
-        are left, and each rank on them has reported that it can continue with fewer ranks.
+        """Return why the ranks of `members` cannot continue without those of `lost`, as the end of a sentence that
+        begins with a comma; or "" if they can: at least `plan.nodes_min` nodes are left, all had ranks before, and
+        every rank outside `lost` is still there and has reported that it can continue with fewer ranks.
         """
         plan, generation = self._attempt.plan, self._attempt.current
         if len(members) < plan.nodes_min:
@@ -195,10 +196,11 @@ class HotOpener:
         return f"{attempt.nodes[min(ready)]} is ready, and not all ranks can continue with more"
 
     def _open(self, generation: Generation, who: str, started: Collection[int] = ()) -> None:
-        """Open the generation in place: start the ranks that are new, and have the survivors continue with them.
+        """Open the generation in place: send the agents of nodes with new ranks a Start, and the agents of nodes with
+        survivors the message to continue with these ranks.
 
-        Ranks on the nodes in `started` run already and get no message. `who` is a text that names survivors and
-        replacements.
+        New ranks on the nodes in `started` run already, and the agents there get no message. `who` is a text for the
+        event that names survivors and replacements.
         """
         attempt, before = self._attempt, self._attempt.current
         number, members, lost = generation.number, generation.members, before.lost

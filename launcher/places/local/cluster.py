@@ -116,7 +116,9 @@ class LocalCluster(Place):
             carry_on(run, attempt)
 
     def finish_lost(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Write the end of a lost attempt whose ranks had finished, or that was asked to end."""
+        """Write the end of a lost attempt (all its processes were killed) if its ranks had finished or it was asked to
+        end; else do nothing.
+        """
         from launcher.places.local.carrying_on import finish  # late: likewise
 
         finish(run, attempt)

@@ -58,10 +58,11 @@ def hand_over(handover: Handover) -> None:
 
 
 def finish(handover: Handover) -> None:
-    """Send attempts whose submitter has died; an attempt that can never start gets its end record.
+    """Send attempts whose submitter has died before the login node answered; an attempt that can never start gets its
+    end record. Do nothing if another process is sending them, or if each has a handle or an end.
 
-    Raise Unreachable if the login node does not answer: a request of the submitter may have arrived, so no attempt is
-    given up without asking.
+    Raise Unreachable if the login node does not answer: it may have started the attempts, so none is given up before it
+    has told whether it did.
     """
     with handover.held() as lock:
         if lock is None or not handover.is_open():

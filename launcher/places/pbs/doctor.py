@@ -33,7 +33,7 @@ class PbsDoctor(BatchDoctor):
     words, by_stdin = WORDS, False
 
     def site(self) -> str:
-        """Return the server's name and version, under whichever name the server lists itself."""
+        """Return the server's name, as the server itself gives it, and its version, with a space between."""
         told = self._server()
         return " ".join(map(str, (*told.get("Server", {"the server": {}}), told.get("pbs_version", "")))).strip()
 

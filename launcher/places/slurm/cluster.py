@@ -43,7 +43,7 @@ class SlurmCluster(BatchCluster):
         self._containers: set[str] = set()  # that were found well
 
     def most_together(self) -> int:
-        """Return the largest array that Slurm allows."""
+        """Return how many runs can be submitted as one job array: Slurm's MaxArraySize, or 1 if that is unknown."""
         return self._slurm.config.max_array_size or 1
 
     def machine(self, spec: JobSpec) -> Machine:

@@ -160,8 +160,8 @@ class SlurmSystem(BatchSystem):
         return [_queued(job) for job in read_jobs(ask(squeue_jobs(ids, called), limit_s=limit_s).out)]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
-        """Return the accounting's records of those of the jobs `ids` that squeue no longer shows, by sacct; records
-        older than `since` (Unix time) are left out.
+        """Return what sacct, the accounting, has about the jobs `ids`, which squeue no longer shows; unknown jobs are
+        left out, and so are records older than `since` (Unix time), which are of earlier jobs with the same ids.
         """
         answer = ask(sacct_jobs(ids, since))
         return [_queued(job) for job in read_sacct(answer.code, answer.out, answer.err) or ()]

@@ -97,7 +97,7 @@ def components(plan: Plan, *, is_array: bool) -> list[AlikeHosts]:
 
 def _each_node(plan: Plan, share: HostShare) -> dict[str, str | bool | None]:
     """Return the sbatch options for the CPUs, GPUs and memory of each node; None for an option that is not set. `share`
-    is the part of such a node that the job takes.
+    has how many CPUs and GPUs and how much memory of a node the job takes.
     """
     memory = None if share.memory_gb is None else f"{math.ceil(share.memory_gb * 1000)}M"
     return {"cpus-per-task": str(share.cpus), "gres": gres_of(plan, share), "mem": memory}

@@ -68,7 +68,7 @@ class Facts(msgspec.Struct, frozen=True):
     writable: bool  # whether `workdir` can be written or created
     memory: _Count  # bytes
     clock: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
-    exposed: _Word = ""  # a folder in which other users could replace the launcher's files there
+    exposed: _Word = ""  # a folder of the launcher, or one above it, that other users can write to; "" if there is none
 
 
 @dataclass(frozen=True, slots=True)

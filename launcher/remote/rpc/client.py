@@ -203,7 +203,7 @@ class RpcClient(ClosedAtTheEnd):
         return Garbled(f"{self._running.who}: {what}")
 
     def _other_version(self, there: str) -> LaunchError:
-        """Return the error that the program's version, `there`, differs from this one."""
+        """Return the error that the program there is of another version of the launcher, `there`, than this process."""
         return OtherVersion(f"{self._running.who}: launch {there} is there, and {VERSION} here")
 
     def _with_host(self, error: LaunchError) -> LaunchError:

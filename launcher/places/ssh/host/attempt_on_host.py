@@ -91,7 +91,9 @@ class AttemptOnHost:
         log_to(self.attempt.supervisor_log if self.leads else self.attempt.node_supervisor_log(self.index))
 
     def register(self) -> None:
-        """Record this process as the attempt's supervisor on this host, for commands that show or end the attempt."""
+        """Record this process as the attempt's supervisor on this host, for commands that show or end the attempt. On a
+        shared disk only the leader's supervisor does so.
+        """
         if self.leads or self.plan.disks_apart:
             write_record(self.attempt.handle, Handle(LOCAL, supervisor=this_process()))
 

@@ -227,8 +227,9 @@ class TakeOver:
     def _take_over(self, others: Mapping[int, SupervisorStatus]) -> int | None:
         """Take over with the votes of more than half, after which the old attempt can write no more.
 
-        Return the next attempt's number, or None if too few vote for this host. If the run ends, the next attempt only
-        writes that. On a shared disk no other attempt is needed for this, and None is returned once it is written.
+        Return the next attempt's number, or None if too few vote for this host. If the loss of the leader or an end
+        that it announced ends the run, the next attempt only writes this end; on a shared disk the end is written
+        without a next attempt, and None is returned.
         """
         supervisor = self._supervisor
         elected = elect(supervisor, others, leads=False)

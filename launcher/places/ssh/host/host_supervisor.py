@@ -51,8 +51,8 @@ _LEADER_EVERY_S = 2.0
 class HostSupervisor(Strategy):
     """The supervisor of a run on one host.
 
-    Its arguments are ATTEMPT NODE GPUS: the attempt's number, this host's number in the plan, and the GPUs that may be
-    used, with commas between.
+    The arguments on its command line are ATTEMPT NODE GPUS: the attempt's number, this host's number in the plan, and
+    the GPUs that may be used, with commas between.
     """
 
     def boot(self) -> bytes:

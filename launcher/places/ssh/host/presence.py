@@ -57,8 +57,9 @@ def is_held(run: RunDir) -> bool:
 
 
 def host_index_file(attempt: AttemptDir, *, apart: bool) -> Path:
-    """Return the path of this host's `HostIndex` record. If hosts have disks of their own, `apart`, there is one such
-    file in the attempt, else the file's name contains the host's.
+    """Return the path of this host's `HostIndex`, the record of its node number and GPUs in the attempt. If hosts have
+    disks of their own, `apart`, the attempt's folder has one such file, else one for each host, with a digest of the
+    host's name in the file's name.
     """
     return attempt.host_index if apart else attempt.path / f"seat-{hashlib.sha256(_own_name()).hexdigest()[:16]}.json"
 
@@ -86,7 +87,9 @@ def is_here(address: str) -> bool:
 
 
 def began(attempt: AttemptDir) -> bool:
-    """Return whether the attempt's supervisor was told to begin."""
+    """Return whether a supervisor of the attempt that shares this host's disk was told by the submitter to begin: its
+    record, or the file by which it claimed the start, is there.
+    """
     told = attempt.handle.exists() or attempt.started.exists()
     return told or any(attempt.path.glob("node-*/started"))
 

@@ -192,10 +192,11 @@ def is_there(run: RunDir, replica: Replica, roles: Collection[str] = ()) -> bool
 
 
 def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
-    """Write a piece of a history at byte `at` of the file; what differs from it there belongs to another history and is
-    cut off.
+    """Write a piece of the leader's events.jsonl at byte `at` of this host's file. From the first byte that differs
+    from the piece, the file belongs to another leader's history, and is cut off.
 
-    If the piece is there already, nothing is written, but with `cuts` everything after the piece is cut off.
+    If the piece is there already, nothing is written, but with `cuts` everything after the piece is cut off. Raise
+    LaunchError if the file ends before byte `at`.
     """
     fd = os.open(path, _READ_AND_WRITE, 0o600)
     try:

@@ -131,7 +131,9 @@ class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", tag_field="t"):
-    """Report that a user has cancelled the run on the sender's host and could not reach all hosts."""
+    """Report that a user has cancelled the run on the sender's host. The receiver then cancels it on its own host too:
+    the user's command may not have reached all hosts.
+    """
 
     node: Number  # of the sender
 
