@@ -70,6 +70,9 @@ def _trials_problems(sweep: Mapping, values: Values[str, Any]) -> Iterator[Probl
 def _space_problems(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
     """Yield a problem for each option of a grid search whose range has infinitely many values: neither a step nor
     integers only. Also yield one for each `when` that names an option further down, whose value is chosen later.
+
+    `sweep` is the section as written in the spec, which has the place of each option for the message; `values` are its
+    parsed keys, such as `space` and `search`.
     """
     space: Values[str, Dimension] = values.get("space") or {}
     written = sweep.find("space")

@@ -75,7 +75,10 @@ def _exposed(workdir: str) -> str:
 
 
 def _open_on_the_way(path: str) -> str:
-    """Return the first folder on the path, links followed, that another user owns or may write, or ""."""
+    """Return the first folder on the path, links followed, in which others could replace files: one that is owned by
+    neither this user, root nor the owner of `/`, or that its group or everybody may write. A shared folder with the
+    sticky bit, such as /tmp, counts only as the last one. Return "" if there is none.
+    """
     trusted = {0, os.getuid(), os.stat("/").st_uid}  # in a container the real root may look like nobody
     at, left, links, is_open = "/", os.path.abspath(path).split("/"), 0, False
     while left:

@@ -122,7 +122,8 @@ class WatchedRun:
         return self._saved[1]
 
     def _points(self) -> Iterator[Message]:
-        """Yield a message with the new points of each metric, and then their marks of validations.
+        """Yield one message with the new points of all metrics, and then a mark for the page's timeline for each step
+        of these at which a validation metric was reported.
 
         If a restart repeats steps whose points the page has, yield a Rewind first, at which it drops these points.
         """

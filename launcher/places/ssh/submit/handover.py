@@ -85,7 +85,9 @@ class PoolHandover:
             ready = {name: one for name, one in ready.items() if name not in failed}
 
     def drop(self) -> None:
-        """Wait until the hosts are no longer being prepared, as no attempt follows."""
+        """Give the handover up, as no attempt follows: wait until the installation on the hosts, which goes on, has
+        ended. Nothing else was begun on them; errors of the installation are ignored.
+        """
         self._getting_ready.join()
 
     def _get_ready(self) -> None:
