@@ -280,7 +280,11 @@ class Membership:
         return wanted == here
 
     def _drop_parents_group(self) -> None:
-        """Drop the parent's group in a forked process, which may be another rank (RANK) than its parent."""
+        """Destroy a forked process's copy of its parent's process group, if the trainer made that group.
+
+        The process may be another rank (RANK) than its parent, so it has to join by itself. References to the groups
+        are kept, because freeing one here would never end.
+        """
         if self._ours and dist.group.WORLD is self._group:
             Membership._of_parents.extend([self, *dist.distributed_c10d._world.pg_map.items()])  # noqa: SLF001 - no public way to all of them
             leave(self.world)

@@ -466,8 +466,8 @@ def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
 
 
 def _runs_root(named: str) -> Path:
-    """Return the folder of runs below `named`, the path of the launcher's folder on this machine, and use it for the
-    rest of this process.
+    """Return the folder of runs, which need not exist, and use it for the rest of this process: $LAUNCH_RUNS if that
+    is set, else `runs` in the launcher's folder on this machine, whose path is `named`.
     """
     os.environ.setdefault("LAUNCH_RUNS", str(folder_of(named) / "runs"))
     return registry.runs_root(folder_of(named))

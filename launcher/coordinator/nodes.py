@@ -193,8 +193,8 @@ class NodeTable:
         }
 
     def quorum_shortfall(self, *groups: AbstractSet[int]) -> tuple[int, int] | None:
-        """Return (the number of voters in `groups`, which hold node indexes; the number of all voters) if the other
-        voters could elect a leader, else None.
+        """Return (the number of voters in `groups`, the number of all voters) if fewer than half of the voters are in
+        these sets of node indexes, so that the others could elect another leader; return None if there are enough.
         """
         there = sum(any(index in group for group in groups) for index in self.voters)
         return (there, len(self.voters)) if there < quorum(len(self.voters)) else None

@@ -150,7 +150,9 @@ class _Work:
             over()
 
     def stop(self) -> None:
-        """Stop the thread before it uploads the next piece."""
+        """Ask the thread to stop before it uploads the next piece of a file; return at once, without waiting for it. A
+        checkpoint of which only some pieces were uploaded is not complete in the store.
+        """
         self._stopped.set()
         self.more.set()
 

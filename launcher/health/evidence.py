@@ -72,8 +72,10 @@ def devices_of(gpus: int) -> tuple[str, ...]:
 
 
 def judge(device: str, said: Iterable[bytes], ending: Ending) -> DeviceHealth:
-    """Return the health of a device; `said` are the lines that the checking program printed, other output included, and
-    `ending` is how it ended.
+    """Return the health of a device: unfit if the checking program printed a wrong result, or hung or crashed in a part
+    of the check; fit if it printed that it was done; else unknown, also if it printed that it is unable to check.
+
+    `said` are the lines that the program printed, other output included, and `ending` is how it ended.
     """
     lines = [line for line in map(_line, said) if line is not None]
     name = next((line.name for line in reversed(lines) if line.name), "")

@@ -89,7 +89,11 @@ def _print_line(**what: object) -> None:
 
 
 def _read_request() -> dict[str, Any]:
-    """Return the next request; exit at the end of stdin."""
+    """Return the next request, decoded from a line of stdin; end this process with exit code 1 at the end of stdin.
+
+    The first request has `address`, `rank` and `world`; the second `address` and `port` of the first rank, `mb` and
+    `limit_s`.
+    """
     line = sys.stdin.readline()
     if not line:
         os._exit(1)

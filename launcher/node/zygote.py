@@ -1640,7 +1640,7 @@ class Zygote:
             self._end()
 
     def _end(self) -> NoReturn:
-        """Exit because the agent has closed the connection."""
+        """Exit at once and without cleanup, because the agent has closed the connection."""
         os._exit(0)
 
 

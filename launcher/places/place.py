@@ -88,7 +88,7 @@ class PreparedStart(Protocol):
     """
 
     def start(self, attempt: int) -> None:
-        """Start the attempt, whose intent is on disk; return at once."""
+        """Start the prepared attempt, which has the number `attempt` and whose intent is on disk; return at once."""
 
     def drop(self) -> None:
         """Undo the preparation, because no attempt will follow."""

@@ -223,7 +223,9 @@ class _Timeline:
 
     @property
     def _now(self) -> _Stretch:
-        """The newest stretch, which has no end yet."""
+        """The newest stretch, the time since the activity (training, waiting, ...) last changed, which has no end yet.
+        Raise IndexError before the first event.
+        """
         return self._stretches[-1]
 
     @property

@@ -116,7 +116,11 @@ def _why_none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
 
 
 def _export(run: RunDir, one: Checkpoint, wish: Wish) -> Exported:
-    """Export one checkpoint and return what was written; raise Refused if some of its files are on other machines."""
+    """Export one checkpoint to `wish.target` in the format of `wish.options`, and return what was written.
+
+    Raise Refused if some of its files are on other machines. Errors of the trainer pass through, such as
+    CheckpointDamaged.
+    """
     try:
         found = export_entry(Entry(one.kind, one.step, Path(one.path)), wish.target, wish.options, {"run": str(run.id)})
     except CheckpointPartial as error:

@@ -59,7 +59,8 @@ _DISKS_HINT = "`shared: true` is of a pool whose hosts see one disk"
 
 
 def refuse_unreadable_outputs(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
-    """Raise BadInput with all references to other steps' outputs that the referring step could not read where it runs.
+    """Raise BadInput with all references to other steps' outputs that the referring step could not read where it runs:
+    it may run on a host that does not see the disk to which the output is written or brought.
 
     `wishes` has the request of each step.
     """
@@ -277,10 +278,11 @@ def _checked(file: Path, on: str, overrides: tuple[str, ...], root: Path | None)
 
 @contextmanager
 def _step_files(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Iterator[tuple[RunId, dict[str, Path]]]:
-    """Write each step's spec to a temporary file; yield (a free id for the graph, {step: its file}).
+    """Write each step's spec to a temporary file, and yield (a free id for the graph, {step: its file}); delete the
+    files at the end of the context.
 
-    Problems in these files are reported at their place in `file`. `root` is the project, and `on` the cluster of steps
-    that name none, or None if it is not known.
+    A BadInput about these files that is raised in the context passes on with positions in `file`, the graph's. `root`
+    is the project, and `on` the cluster of steps that name none, or None if it is not known.
     """
     runs = registry.runs_root(root)
     graph_id = new_run_id(graph.name, partial(_is_taken, graph, runs))

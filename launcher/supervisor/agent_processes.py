@@ -272,8 +272,8 @@ class AdoptedAgent(AgentProcess):
         return signal.SIGKILL if code is None else code << 8
 
     def died(self, status: int) -> None:
-        """Record that the process has ended, and kill the processes that it left behind. They did not become children
-        of this one, so nothing else ends them.
+        """Record that the process has ended with the wait status that `ended` returned, and kill the run's processes
+        that it left behind. They did not become children of this one, so nothing else ends them.
         """
         super(AdoptedAgent, self).died(status)
         if self.handle != -1:
@@ -598,8 +598,10 @@ class AgentProcesses:
         end_all(lambda: [pid for agent in agents for pid in agent.tree()])
 
     def end(self, standbys_of: Sequence[AgentProcess] = ()) -> None:
-        """Kill every process below this one, except the processes `spared` when this object was made, and the standbys
-        in the `place` of the agents in `standbys_of`; wait until they are gone.
+        """Kill every process below this one, and wait for half a minute at most until all are gone.
+
+        Processes that were given to the constructor as `spared` live on, with all below them. So do usable standbys of
+        the agents in `standbys_of`: each becomes its agent's `place`, the process to continue as the next agent.
         """
         theirs = {agent.pid for agent in standbys_of}
         self.end_now([agent for agent in self._agents if isinstance(agent, AdoptedAgent)])

@@ -74,7 +74,10 @@ def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 
 
 def put_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy the result of `whole_weights` into a model with the same names and shapes."""
+    """Copy whole weights, as `whole_weights` returns them with `keep`, into a model that is not sharded.
+
+    The model must have the same names and shapes: a name that `weights` lacks is a KeyError.
+    """
     with torch.no_grad():
         for name, tensor in _tensors(module).items():
             tensor.copy_(weights[name])

@@ -123,7 +123,8 @@ class NewestState:
         """Yield ((step, nonce), manifest) of the checkpoints that are complete on this disk, newest first.
 
         The nonce is the random name of a save. Nothing is yielded on ranks that do not act for their disk. Steps in
-        `passed_over` are left out, and so are damaged checkpoints, which are renamed so that none is loaded again.
+        `passed_over` are left out, and so are checkpoints that are incomplete or cannot be read now. Damaged ones are
+        left out and renamed, so that none is loaded again.
         """
         for step in reversed(catalog.steps(self._folder) if self._save_group.acts_for_disk else []):
             if step not in passed_over:

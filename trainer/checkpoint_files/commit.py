@@ -239,7 +239,10 @@ def discard(path: Path) -> None:
 
 
 def empty_trash(folder: Path) -> None:
-    """Delete everything in the folder that was renamed to trash."""
+    """Delete the files and folders in `folder` that have a trash name, which `discard` gave them; the rest stays.
+
+    A folder that cannot be deleted, perhaps because another process is deleting it, is left without an error.
+    """
     for name in os.listdir(folder):
         if is_trash(name):
             path = folder / name

@@ -83,7 +83,11 @@ class Reading:
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Return whether the data set is a stream: it can be iterated and has no index, or has canonical shards."""
+    """Return whether the data set is a stream.
+
+    Streams are a torch IterableDataset, an object that can be iterated and has no `__getitem__`, and one with canonical
+    shards, that is with a method `read_shard`.
+    """
     return (
         isinstance(dataset, IterableDataset)
         or has_shards(dataset)

@@ -92,7 +92,10 @@ class DevicePhases:
         self._before: dict[str, float] = {}  # in another process, or before others were met
 
     def lap(self, phase: str) -> None:
-        """Mark the end of `phase` in the GPU's stream, and add the host's time since the last lap to it."""
+        """Record that `phase` ends here, having begun at the last lap: by an event in the GPU's stream and on the host.
+
+        `take` later chooses by which of the two the phase is measured.
+        """
         self._host.lap(phase)
         self._marks.append((phase, self._mark()))
 

@@ -38,7 +38,10 @@ def set_found_infinite(scaler: GradScaler, finite: Tensor) -> None:
 
 
 def forget_unscaled(scaler: GradScaler) -> None:
-    """Drop the scaler's record of the gradients of a step that is left without an update."""
+    """Make the scaler forget that the gradients of a step were unscaled, as the step is abandoned without an update.
+
+    Otherwise unscaling the gradients of the next step would be an error.
+    """
     scaler._per_optimizer_states.clear()  # noqa: SLF001 - it does so only after a whole step
 
 

@@ -314,7 +314,8 @@ def _with_checkpoints(wanted: Path) -> Path:
 def _sharing(settings: Settings) -> StrategySettings:
     """Return the settings by which a prediction divides the model over ranks, taken from those of the training.
 
-    Weights stay in fp32, so that they equal those of a single rank.
+    These are the strategy, the mesh, and what belongs to sharding and pipelines if they are used. The training's
+    precision is not among them, so weights stay in fp32 and equal those of a single rank.
     """
     names: tuple[str, ...] = ("strategy",)
     if settings.strategy in SHARDS:

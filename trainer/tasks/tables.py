@@ -27,9 +27,9 @@ def check_table(path: Path) -> None:
 
 
 def table(path: Path, shards: Shards) -> Iterator[bytes]:
-    """Yield the bytes of the file, in the format of its name.
+    """Yield the bytes of the file: CSV or Parquet if the name ends in .csv or .parquet, else JSON lines.
 
-    `shards()` returns an iterator over the shards' lines.
+    `shards` may be called several times, and yields each shard as bytes: one JSON object a line for each answer.
     """
     kinds: dict[str, Callable[[Shards], Iterator[bytes]]] = {".csv": _csv, ".parquet": _parquet}
     return kinds[path.suffix](shards) if path.suffix in kinds else iter(shards())

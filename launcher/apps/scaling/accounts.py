@@ -52,7 +52,9 @@ def accounted(points: Sequence[ScaledRun]) -> list[ScaledRun]:
 
 
 def _base(point: ScaledRun, points: Sequence[ScaledRun]) -> ScaledRun | None:
-    """Return the point of the same strategy and scaling that has the fewest ranks, or None if none was measured."""
+    """Return the point among `points` with the strategy and scaling of `point` and the fewest ranks, perhaps `point`
+    itself; points for which nothing could be measured do not count. Return None if none is left.
+    """
     group = [one for one in points if (one.strategy, one.scaling) == (point.strategy, point.scaling) and one.rates]
     return min(group, key=lambda one: one.ranks, default=None)
 

@@ -41,9 +41,9 @@ _KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Limits and sizes of a model's server: `batch` inputs are computed together, which waits at most `wait_s`; `cache`
-    answers are kept for `cache_s`; `queue` inputs may wait; `timeout_s` limits a request, and a batch; `watch` loads
-    newer checkpoints.
+    """Limits and sizes of a model's server: up to `batch` inputs are computed together, for which the first waits up
+    to `wait_s`; up to `cache` answers are kept for `cache_s`; `queue` inputs may be without an answer, and further
+    requests are refused; `timeout_s` limits a request, and a batch; `watch` loads newer checkpoints.
     """
 
     workers: int = 2  # processes that compute
@@ -235,8 +235,8 @@ class Engine:
         return Computed(answer, self.step, cached=True)
 
     def _pump(self) -> None:
-        """Give idle workers the batches that are full or whose first input has waited long enough, and schedule the
-        next call.
+        """Give idle workers the batches that are full or whose first input has waited for the `wait_s` of the options.
+        If a worker stays idle, schedule the next call for the time when the next batch is due by that.
         """
         loop = asyncio.get_running_loop()
         while self._idle and (batch := self._batcher.take(loop.time())):

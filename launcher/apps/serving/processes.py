@@ -97,7 +97,10 @@ class Link:
         self._ended()
 
     async def _receive(self) -> None:
-        """Receive messages, and pass each to the callback."""
+        """Receive messages and pass each to the callback `received`, until the process closes the connection.
+
+        Raise FrameBroken for data that is no message, and ConnectionError if the connection breaks.
+        """
         loop = asyncio.get_running_loop()
         data = bytearray()
         while more := await loop.sock_recv(self._end, 1 << 18):

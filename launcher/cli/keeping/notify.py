@@ -56,8 +56,8 @@ class Notified(msgspec.Struct, frozen=True):
 class NotifiedOf(msgspec.Struct, frozen=True):
     """A recipient of notifications, and the occasions on which it is notified."""
 
-    recipient: str
-    on: tuple[str, ...]
+    recipient: str  # its kind and address without secrets, such as `email ann@example.org`
+    on: tuple[str, ...]  # of started, restarted, stalled, ended
 
 
 class SentNotice(msgspec.Struct, frozen=True):

@@ -41,12 +41,12 @@ _USABLE = (Condition.OK, Condition.VERIFIED, Condition.PARTIAL)
 
 
 class PrunedRun(msgspec.Struct, frozen=True):
-    """A run to be deleted: all of it (`goes` is "run"), or the checkpoints in `folders`."""
+    """A run of which `folders` are to be deleted: all of it (`goes` is "run"), or some of its checkpoints."""
 
     run: str  # its id
     state: State  # in which it ended
     goes: Literal["run", "checkpoints"]
-    folders: tuple[str, ...]  # their paths
+    folders: tuple[str, ...]  # paths: the run's own folder, or those of the checkpoints
     size_bytes: int  # of the folders
 
 

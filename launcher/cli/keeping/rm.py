@@ -69,7 +69,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_live_there(told: Sequence[KeptRemote]) -> None:
-    """Raise Refused if a machine reports in `told` that it has processes of a run."""
+    """Raise Refused if a machine has processes of a run that is to be deleted; `told` has each machine's report on
+    what it has of these runs. A machine that did not answer is no reason to refuse.
+    """
     for one in told:
         if one.live:
             raise Refused(api.kept_text(one), f"hint: launch cancel {one.live[0]} ends them first")

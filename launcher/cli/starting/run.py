@@ -169,8 +169,10 @@ def _place(options: argparse.Namespace) -> _Place:
 
 
 def _spec(options: argparse.Namespace, place: _Place) -> str:
-    """Return the text of the spec that these options stand for; an option that the spec lacks has its default. Raise
-    BadInput if the script does not exist or is not below the folder in which ranks start.
+    """Return the text of the spec that the command's options stand for, with ranks that start in `place.folder`. What
+    the command was not told is left out of the spec, so that the spec's defaults apply.
+
+    Raise BadInput if the script does not exist or is not below that folder.
     """
     lines = [f"name: {scalar(options.name or job_name(options.program))}", "run:"]
     if options.no_python:

@@ -129,8 +129,8 @@ class Holders:
                 raise
 
     def _bring_file(self, wanted: Held, manifest: bytes, name: str) -> None:
-        """Fetch the file `name` of the manifest from the first machine that has it undamaged; raise NotTransferred if
-        none has.
+        """Fetch the file `name` of the checkpoint `wanted` into `home`, from the first machine that has it undamaged
+        by the checkpoint's `manifest`; raise NotTransferred if none has.
         """
 
         def take(host: str, pieces: Iterator[bytes]) -> None:

@@ -116,8 +116,10 @@ def _cancel_duplicates(
 def _drop_expired_exclusions(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
-    """Let the waiting jobs of these runs use nodes again whose exclusion has expired; `handles` are the attempts', None
-    for one that was not submitted, and `jobs` those that the scheduler shows.
+    """Let the waiting jobs of runs use nodes again whose exclusion has expired: its time `until` has passed.
+
+    `attempts` has (run, newest attempt) of each run, `handles` the attempts' handles in the same order (None for one
+    that was not submitted), and `jobs` all jobs that the scheduler shows.
     """
     now, waiting = time.time(), {job.id for job in jobs if job.phase is Phase.QUEUED}
     for (run, attempt), handle in zip(attempts, handles, strict=True):

@@ -158,10 +158,10 @@ def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
 
 
 def _is_log_of(remote: RemoteRun, name: str) -> bool:
-    """Return whether a log of this name belongs to attempts that ran on that login node; other logs are not accepted
-    from it.
+    """Return whether the login node of `remote` may send a log or metrics file of this name; others are not accepted.
 
-    Roles other than the main one number their attempts by themselves, so any attempt of theirs is accepted.
+    A log of the main role must be of an attempt from `remote.first` on, since earlier ones ran elsewhere. Other roles
+    number their attempts by themselves, so a log of any attempt of theirs is accepted, and so is any metrics file.
     """
     if _is_metrics_file(name):
         return True

@@ -120,7 +120,9 @@ def _keep_avoided(run: RunDir, news: RunNews) -> None:
 
 
 def _was_there(run: RunDir, number: int) -> bool:
-    """Return whether attempt `number` was on a cluster behind a login node."""
+    """Return whether attempt `number` was on a cluster behind a login node, as its intent says; False if this machine
+    has no intent of it. Raise Damaged if the intent cannot be read.
+    """
     intent = read_record(run.attempt(number).intent, Intent)
     return intent is not None and intent.cluster_kind == KIND
 

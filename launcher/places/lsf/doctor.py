@@ -48,8 +48,9 @@ class LsfDoctor(BatchDoctor):
             yield ok("ends", f"{CALLED} kills a job {interval_s} s after its warning")
 
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
-        """Return the bsub command that reads the script of a trial of `nodes` nodes and `limit_minutes` from stdin,
-        with the options `chosen`.
+        """Return the bsub command that reads the script of a trial of `nodes` nodes and `limit_minutes` from stdin.
+
+        `chosen` has the values of the user's options by name: `queue`, `project`, `user_group` and `app`.
         """
         argv = ["bsub", "-J", "launch-doctor", "-o", "/dev/null", "-r", "-env", "PATH", "-W", str(limit_minutes)]
         argv += ["-n", str(nodes), "-R", "span[ptile=1]"]

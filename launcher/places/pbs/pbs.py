@@ -77,7 +77,9 @@ class PbsSystem(BatchSystem):
     most_in_array = 1000  # runs in one job array
 
     def site(self) -> str:
-        """Return the server's name from the configuration of PBS's commands."""
+        """Return the name of the server that PBS's commands ask: PBS_SERVER in the environment, else in the file
+        /etc/pbs.conf (or $PBS_CONF_FILE), else "".
+        """
         file = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf"))
         known = read_settings(file.read_text(), "=") if file.is_file() else {}
         return os.environ.get("PBS_SERVER") or known.get("PBS_SERVER", "")

@@ -62,7 +62,9 @@ class SshCluster(Place):
         return [*not_taken(spec.queue, ("priority", "after", "hold", "at"), self.kind), *unseen(spec.ssh, awaited)]
 
     def runs_folder(self, spec: JobSpec) -> str:
-        """Return the folder of runs on all hosts of the pool; raise BadInput if hosts have different ones."""
+        """Return the folder of runs, the same on all hosts of the spec's pool that can be examined; raise BadInput if
+        they have different ones, and LaunchError if no host can be examined.
+        """
         self.machine(spec)
         folders = {one.facts.workdir for one in self._found.values()}
         if len(folders) > 1:

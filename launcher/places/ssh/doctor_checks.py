@@ -61,7 +61,10 @@ def reboot_finding(workdirs: Sequence[str]) -> Finding:
 
 
 def crontab_line(workdir: str) -> str:
-    """Return the crontab line that restarts runs after a reboot with the newest launcher on the host."""
+    """Return the crontab line that, after a reboot, restarts the supervisors of the runs in `workdir` that the host
+    took part in and that have not ended. The newest launcher on the host does it; each supervisor gets the launcher
+    version that it had.
+    """
     return f"@reboot $(ls -t {workdir}/lib/*/bin/python | head -n 1) -P -m launcher.programs come-back {workdir}"
 
 

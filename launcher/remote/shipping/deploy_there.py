@@ -55,8 +55,11 @@ def alone(lock: str, patience_s: float = 60.0) -> int | None:
 
 
 def _make(place: str, folder: str, asked: dict[str, object]) -> None:
-    """Create the environment in a draft in `folder`, unpack the archive into it, and rename it to `place`; `asked` are
-    the program's decoded arguments.
+    """Create the environment in a draft in `folder`, unpack the archive into it, check that it can import the launcher,
+    and rename it to the path `place`, unless another process has made that meanwhile.
+
+    `asked` are the program's decoded arguments; with its key `theirs`, the packages of the host's Python can be used
+    too. The draft is deleted in any case; an exception means that nothing was installed.
     """
     draft = tempfile.mkdtemp(prefix=".tmp-", dir=folder)
     try:

@@ -106,7 +106,11 @@ def _behind_links(folder: Path) -> set[Path]:
 
 
 def _declared(home: Path) -> Iterator[Path]:
-    """Yield the package folders that the files of the project in folder `home` declare, installed or not."""
+    """Yield the folders from which the packages of the project in `home` would be imported, were they installed: `src`
+    if it has packages, and `home` itself if it has the package that pyproject.toml names.
+
+    Yield none for a project that cannot be installed: one without setup.py, setup.cfg and a build in pyproject.toml.
+    """
     text = _text(home / "pyproject.toml")
     if not (_BUILT.search(text) or (home / "setup.py").is_file() or (home / "setup.cfg").is_file()):
         return

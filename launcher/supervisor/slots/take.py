@@ -184,8 +184,10 @@ class Slots:
 
 
 class Alone:
-    """An announcement on this machine that a run which holds slots receives nothing from the host that leads it; the
-    run may have been ended elsewhere. It is withdrawn when the process exits.
+    """An announcement on this machine that a run which holds slots receives nothing from the host that leads it, and
+    so may have been ended elsewhere.
+
+    Runs that wait for these slots show it to their users. It is withdrawn by `clear` or when the process exits.
     """
 
     def __init__(self, run: str) -> None:

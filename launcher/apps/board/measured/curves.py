@@ -113,7 +113,9 @@ def _arrays(points: "Iterator[tuple[float, float]] | list[tuple[float, float]]")
 
 
 def _within(line: "tuple[array[int] | array[float], array[float]]", window: CurveWindow) -> _Line:
-    """Return (positions, values, index of the first point in the window, index after the last point in it)."""
+    """Return (positions, values, index of the first point in the window, index after the last point in it) for a curve
+    `line`, which is (ascending positions, values); positions are steps or Unix times, as the window's are.
+    """
     xs, ys = line
     return xs, ys, bisect_left(xs, window.start), bisect_right(xs, window.end)
 

@@ -323,9 +323,10 @@ class MeasuredRun:
                 self._add_report(line)
 
     def _add_in_bulk(self, lines: list[ReportLine]) -> bool:
-        """Append many reports at once, if they are of one rank with the same metrics and ascending steps.
+        """Append many reports at once and return True, if they are of one rank, with the same metrics, all numbers, and
+        at ascending steps after the last known one. Else append none of them and return False.
 
-        Return whether that was possible. It is thirty times as fast as one by one.
+        This is thirty times as fast as one by one.
         """
         steps, rank, values = [*map(_step, lines)], lines[0].rank, [line.values for line in lines]
         names = (*values[0],)

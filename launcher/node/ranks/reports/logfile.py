@@ -34,7 +34,9 @@ class WriteBehind:
         self._writes.put(write)
 
     def close(self) -> None:
-        """Wait until the queued writes are done, but at most LAST_S seconds, as a disk may hang."""
+        """Wait until the queued writes are done, but at most LAST_S (1) seconds, as a disk may hang; the daemon thread
+        continues with the others as long as the process lives.
+        """
         if self._thread is not None:
             self._writes.put(None)
             self._thread.join(LAST_S)

@@ -36,7 +36,8 @@ class Mailbox:
         """Write the question `words` and return the node's answer, decoded as `answer`. With None as `words` return the
         report that each node sends first, without a question.
 
-        Raise Unreachable after `limit_s`, or if the job has ended.
+        Raise Unreachable after `limit_s`, if the job has ended or restarted or the node's part of it has stopped, and
+        for an answer that cannot be decoded.
         """
         file = file_of(self.name, next(self._numbers))
         if words is not None:

@@ -107,7 +107,11 @@ def to_its_end(supervisor: SupervisorState, work: Callable[[], int]) -> int:
 
 
 def _done(supervisor: SupervisorState, work: Callable[[], int]) -> int:
-    """Run `work` and return its exit code, or the exit code of the error that ended it."""
+    """Run `work` and return its exit code, or the exit code of the LaunchError that ended it, which is printed.
+
+    If this host leads, such an error also ends the attempt, as failed by the launcher unless it has an end already, and
+    the end is sent to the other hosts. Fenced ends nothing: a newer attempt exists.
+    """
     try:
         return work()
     except Fenced as fenced:

@@ -151,10 +151,10 @@ def _of_run(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
 
 
 def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: bool = False) -> None:
-    """Write a record, or a piece of a history, that the leader has sent; raise LaunchError if it is none of the run's
-    or of its `roles`.
+    """Write what the leader has sent in `replica`: a whole record, or a piece of a history (a file of events) at its
+    offset. Raise LaunchError if it is none of the run's or of its `roles`, or if the history here ends before it.
 
-    With `cuts`, the piece that is marked as the last of a history also cuts off what this host's history has beyond it.
+    With `cuts`, a piece with `ends` set, the last of the sender's history, also cuts off what this host has after it.
     """
     copied = _named(run, replica, roles)
     if copied is None:
