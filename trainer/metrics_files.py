@@ -70,7 +70,10 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def _lines(paths: list[Path]) -> list[dict[str, Any]]:
-    """Return the decoded lines of all files, in the order of the run's attempts and their starts. Raises OSError."""
+    """Return the decoded lines of all files, in the order of the run's attempts and their starts.
+
+    A line that a kill cut short becomes an empty dict. Raises OSError if a file cannot be read.
+    """
     starts: list[list[dict[str, Any]]] = []
     for path in paths:
         starts.append([])

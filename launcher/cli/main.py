@@ -214,7 +214,9 @@ def _command(called: str, argv: list[str]) -> int:
 
 
 def _hint(name: str) -> str:
-    """Return a hint for a word that is no command: the command that other tools call so, or a similar one."""
+    """Return a hint for a word that is no command: the command that other tools call so, or else one that is spelled
+    like it, or else where all commands are listed.
+    """
     import difflib  # late: only for a typing error
 
     known = THEIRS.get(name)

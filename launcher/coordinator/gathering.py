@@ -99,7 +99,9 @@ class Gathering:
         return mono >= self._full_at + SPARE_S or not self._may_come
 
     def shortage(self) -> Verdict:
-        """Return the verdict that too few nodes can be used, with the reasons."""
+        """Return the verdict, for the end of the attempt, that too few nodes can be used to open a generation, with the
+        reasons.
+        """
         least, nodes = self._least, self._nodes.usable | self._nodes.hopeful
         text = f"{len(nodes)} of at least {least} node{'s' if least > 1 else ''} can be used"
         short = self._nodes.quorum_shortfall(nodes, self._nodes.only_voting)

@@ -249,8 +249,8 @@ def _never_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVer
 
 
 def _out_of_order(wait: _Wait, elsewhere: Sequence[RankLook], ranks: Sequence[RankLook]) -> HangVerdict:
-    """Return the verdict for ranks absent from the collective `wait` that are `elsewhere`: in an operation which
-    torch's Flight Recorder does not list, such as a receive.
+    """Return the verdict that ranks are in different collectives: the ranks `elsewhere` are at fault. They are absent
+    from the collective `wait`, and in an operation which torch's Flight Recorder does not list, such as a receive.
     """
     first = elsewhere[0]
     theirs, ours = _called_at(wait.op), where_is(first)
@@ -321,7 +321,9 @@ def _in_no_collective(ranks: Sequence[RankLook]) -> list[RankLook]:
 
 
 def _outside(found: Sequence[RankLook], ranks: Sequence[RankLook]) -> HangVerdict:
-    """Return the verdict that names the `found` ranks, which are in no collective while the others wait in one."""
+    """Return the verdict that names the ranks in `found` as at fault: they are in no collective while the others of
+    `ranks` wait in one.
+    """
     count = len(_living(ranks)) - len(found)
     text = f"{_names(found)} {_be_verb(found)} in no collective{_instead(found[0])}; {_waiters(count)} in one"
     return _verdict(HangKind.NEVER_ENTERED, text, found, ranks, _hint_of(found[0]))

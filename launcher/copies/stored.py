@@ -108,8 +108,10 @@ def fetch_stored(run: RunDir, checkpoint: str) -> list[str]:
 
 
 def _is_wanted(held: Held, checkpoint: str, here: list[int]) -> bool:
-    """Return whether to download the stored checkpoint: for "newest" one newer than all in `here`, else the one of that
-    step unless it is here.
+    """Return whether to download the stored checkpoint `held`. `checkpoint` is "newest", for any that is newer than all
+    in `here`, or the number of a step, for the one of that step unless it is in `here`.
+
+    `here` has the steps of this machine's checkpoints, in ascending order.
     """
     if checkpoint == "newest":
         return not here or held.step > here[-1]

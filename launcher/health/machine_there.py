@@ -162,7 +162,9 @@ def look(folders: Sequence[str], user: str = "", *, torch: bool = False) -> Mach
 
 
 def folder(path: str) -> FolderFacts:
-    """Return the facts about a folder, found by trying file operations in it."""
+    """Return the facts about a folder, found by trying file operations in a new folder inside it, which is removed
+    again. If the folder does not exist, its nearest parent that does is examined.
+    """
     at = path
     while not os.path.isdir(at) and os.path.dirname(at) != at:
         at = os.path.dirname(at)

@@ -38,8 +38,9 @@ from launcher.wire.interfaces import address_of, interface_of
 
 
 def main() -> int:
-    """Run the agent or the coordinator that the arguments name, and return an exit code of `launcher.errors.Exit`. An
-    unforeseen error writes its traceback to agent.log.
+    """Run the agent of the node whose index is the last argument, or the coordinator alone if that argument is the word
+    for it (`COORDINATOR`); return an exit code of `launcher.errors.Exit`. An unforeseen error writes its traceback to
+    agent.log.
     """
     name_this("launch-agent")
     offered = OfferedZygote.taken_from(os.environ)

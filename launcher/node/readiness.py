@@ -142,7 +142,9 @@ class Readiness:
             self._line.send(messages.DeviceFails(node, self._failing))
 
     async def _watch_notice(self, notice: HostNotice) -> None:
-        """Watch for the notice that the host is about to go away, and send each change to the coordinator."""
+        """Watch, until cancelled, for the spec's notice that the host is about to be taken away. Tell the coordinator
+        when it comes, changes or is withdrawn, and once if the spec's command gives no answer.
+        """
         node, problem = self._home.node.index, ""
         while True:
             leaves = await notice.look()

@@ -494,7 +494,9 @@ def flush_files() -> None:
 
 
 def script(order: Order) -> Callable[[], Any]:
-    """Return a call that acts as `python TARGET ARGS`."""
+    """Prepare this process to run a Python file, the order's target, as `python TARGET ARGS` would, with that sys.argv;
+    return the function that then runs it. If the file cannot be read, print why and exit with code 2, as Python does.
+    """
     path = os.path.join(os.getcwd(), order.target)
     set_argv([order.target], order.args, os.path.dirname(os.path.realpath(path)))
     main = fresh_main(importlib.machinery.SourceFileLoader("__main__", path), __file__=path)

@@ -126,10 +126,11 @@ def _most_of(plan: Plan, hosts: range) -> HostShare:
 
 
 def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
-    """Return the GPUs of this role among those in `visible`, a host's CUDA_VISIBLE_DEVICES (None or "": all, by index).
+    """Return the ids or indexes of this role's GPUs among those in `visible`, a host's CUDA_VISIBLE_DEVICES (None or
+    "": all, by index).
 
-    Return None for a run of one program, which has all of them, and if one machine plays all nodes, where the plan
-    names them.
+    Return None if nothing has to be chosen here: a run of one program uses all of them, and where one machine plays all
+    nodes, the plan names the GPUs of each.
     """
     if not plan.role or plan.one_machine:
         return None

@@ -31,8 +31,8 @@ class Reach(Enum):
 class FileSystem:
     """A mounted file system, by its kind and its mount point."""
 
-    kind: str
-    mount: str
+    kind: str  # as in /proc/self/mountinfo: nfs4, ext4; "": not found
+    mount: str  # the path of the mount point
 
     @property
     def reach(self) -> Reach:

@@ -392,7 +392,7 @@ class AttemptEnd(msgspec.Struct, frozen=True):
     """
 
     state: State  # succeeded, failed, cancelled; queued: another attempt follows
-    cause: Cause | None
+    cause: Cause | None  # of its failure or cancellation; None: neither, or no known cause
     exit_code: int
     ended_at: float
     message: str = ""

@@ -131,7 +131,9 @@ class _Builder(Struct):
             parent.key = None
 
     def _key(self, mapping: Mapping, node: Node) -> Scalar | Unusable:
-        """Return a node as a key of the mapping; add a problem if it is no scalar, a merge key, or a duplicate."""
+        """Return a node as a key of the mapping, or an Unusable, after adding a problem, if it is no scalar or a merge
+        key. A duplicate key is returned as well, and adds a problem; the first one's value counts.
+        """
         if not isinstance(node, Scalar):
             if not isinstance(node, Unusable):
                 self._add_problem(node.mark, "a list or mapping as a key", "quote text that begins with { or [")

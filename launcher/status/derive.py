@@ -409,7 +409,9 @@ def _unknown(message: str, next_: str | None = None) -> _Verdict:
 
 
 def _with_stop(facts: RunFacts, verdict: _Verdict) -> _Verdict:
-    """Return the conclusion; its message mentions a request to end the run, if there is one."""
+    """Return the conclusion. If the run was asked to end, as by `launch cancel`, and has not ended yet, the message
+    says so; an unknown state is left as it is.
+    """
     if facts.stop is None or verdict.state.ended or verdict.state is State.UNKNOWN:
         return verdict
     note = "it was asked to end (cancel)" if facts.stop.kind == "cancel" else f"it was asked to end ({facts.stop.kind})"

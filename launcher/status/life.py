@@ -282,8 +282,10 @@ class _Timeline:
 
 
 def _segments(stretches: Iterable[_Stretch]) -> Iterator[Segment]:
-    """Yield the segments that have a length; the part of a training stretch whose steps were repeated is a LOST
-    segment.
+    """Yield the segments that result from the stretches, in order, without those of no length.
+
+    A stretch becomes one segment. If steps of a training stretch were repeated later, it is cut in two, and its end is
+    a LOST segment.
     """
     parts: list[Segment] = []
     made_again_from = inf

@@ -28,7 +28,9 @@ class LogChoice:
 
     @property
     def is_late(self) -> bool:
-        """Whether only a later part of the log is wanted, so that reading need not begin at its start."""
+        """Whether `since` or `last` is set: only a later part of the log is wanted, and reading need not begin at its
+        start.
+        """
         return self.since is not None or self.last is not None
 
     def matches(self, text: str) -> bool:
@@ -86,7 +88,7 @@ def _last_lines(fd: int, most: int, wanted: Callable[[bytes], bool]) -> tuple[in
 
 
 def _shown(line: bytes) -> str:
-    """Return the line as text, cut if it is very long, as a reader of the whole log gets it."""
+    """Return the line as text, cut if it is very long, just as `LineSplitter` yields it when the whole log is read."""
     return next(text for _, text in LineSplitter().feed(line + b"\n"))
 
 

@@ -327,7 +327,9 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _job_name(name: str) -> str:
-    """Return a valid job name made from the function's name."""
+    """Return a valid job name made from the function's name: its last part in lower case, with a dash for every other
+    sign than letters and digits; `function` if nothing is left.
+    """
     plain = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in name.rpartition(".")[2].lower())
     return plain.strip("-")[:63] or "function"
 

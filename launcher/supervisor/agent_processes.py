@@ -344,7 +344,7 @@ class SupervisedLease:
 
 @dataclass(frozen=True, slots=True)
 class AgentPlace:
-    """A prepared child process, which takes the place of an agent when it gets a message.
+    """A prepared child process, which becomes an agent when it gets the arguments of one (`take`).
 
     `warm` is set if it then has a zygote with finished imports (`become_agent` in zygote.py).
     """

@@ -289,7 +289,9 @@ class _Lines(asyncio.Protocol):
             self._end(error)
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """End without an error, because the peer or this process has closed the connection."""
+        """Complete `ended` without an error, unless it is done already. A connection that broke counts like one that
+        the peer or this process has closed.
+        """
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:

@@ -288,7 +288,7 @@ class Checkpointer:
         self._wire.report_step(step, self.total_steps)
 
     def ask_to_stop(self) -> None:
-        """Ask this rank to stop, as a SIGTERM would."""
+        """Ask this rank to stop, as a SIGTERM would: `after_step` returns True on all ranks, after the same step."""
         self._stop.ask()
 
     @property

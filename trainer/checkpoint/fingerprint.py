@@ -139,7 +139,10 @@ def _own_part(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: 
 
 
 def _merged(value: Sequence[bytes]) -> bytes:
-    """Return several msgpack dicts of block digests as one; the merge function of `SaveGroup.reduce`."""
+    """Return several msgpack dicts, from the numbers of blocks to their digests, as one; ranks have different blocks.
+
+    It is the merge function of `SaveGroup.reduce`.
+    """
     whole: dict[int, bytes] = {}
     for word in value:
         whole |= msgspec.msgpack.decode(word, type=dict[int, bytes])
@@ -211,9 +214,9 @@ def _digest_on_first(
 ) -> tuple[str, str]:
     """Compute the fingerprint on rank 0; return it and "", or "" and the text of the error.
 
-    The other ranks call `_serve_first` meanwhile, and are told the fingerprint. `files` are the descriptors of the
-    files on its own disk, and `held` has, for each rank, the numbers of the files that it can send. `after_block` is
-    called after each block.
+    The other ranks call `_serve_first` meanwhile, and are told the fingerprint. Files are numbered as in the manifest:
+    `files` has the descriptors of those on rank 0's own disk by number, and `held` has, for each rank, the numbers of
+    those that it can send. `after_block` is called after each block.
     """
 
     def read(number: int, view: memoryview, at: int) -> None:

@@ -207,7 +207,7 @@ def _replace_target(draft: Path, target: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder."""
+    """Remove a file, or a folder with everything in it. A path without a file or folder is no error."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

@@ -63,7 +63,11 @@ class Indexed:
         return state
 
     def count_done(self, done: int) -> int:
-        """Return `done`, or the length of the epoch if the samples left are too few for a step and are dropped."""
+        """Return how many samples of the epoch are over once `done` were used.
+
+        With `drop_last` all are over, the length of the epoch, if fewer than a step's samples are left; otherwise it is
+        `done`.
+        """
         least = self._sharing.batch_size if self._drop_last else 1
         return self._length if self._length - done < least else done
 

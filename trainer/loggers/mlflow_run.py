@@ -115,6 +115,10 @@ class MlflowRun:
 
 
 def name_for_mlflow(name: str) -> str:
-    """Return `name` as MLflow accepts it for a metric: other characters become `_`, and a long name is cut."""
+    """Return `name` as MLflow accepts it for a metric.
+
+    Characters other than letters, digits, spaces and `_.-:/` become `_`. Parts between slashes that are empty, `.` or
+    `..` are left out, and a long name is cut.
+    """
     parts = [part for part in _STRANGE.sub("_", name).split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:_LONGEST_NAME]

@@ -93,8 +93,9 @@ class LaunchMessages:
 class Passes:
     """Forward and backward passes over `parameters` in the thread that makes this object; `leave` makes them end early.
 
-    Then `check` is called in them, and raises the error. Without that, passes would fail after the loss of another rank
-    only when gradients are reduced: with DDP at the end.
+    From then on, `check` is called several times within each pass, and ends it by raising an error, such as for a lost
+    rank. Without that, passes would fail after the loss of another rank only when gradients are reduced: with DDP at
+    the end.
     """
 
     def __init__(self, check: Callable[[], None], parameters: Iterable[nn.Parameter]) -> None:

@@ -280,7 +280,11 @@ def sample_of(loss: LossFunction, data: Any, settings: Settings, world: World) -
 
 
 def _shape_of(answer: Answer) -> _Shape:
-    """Return the form of an answer; if it has a count, each of its values is noted as a sum and a count."""
+    """Return the form of a loss function's answer.
+
+    If the answer has a count, as of tokens, its loss and all other values are noted as pairs of a sum and a count, else
+    only those values that are such pairs themselves.
+    """
     counts = answer.count is not None
     return _Shape(
         counts,

@@ -147,11 +147,11 @@ def _exposed(
     laps: Sequence[tuple[float, str]],
     gap_s: float = _LEAST_GAP_S,
 ) -> list[tuple[Mapping[str, Any], list[Span]]]:
-    """Return each collective of `calls`, a trace's events, with the spans in which its rank computed nothing.
+    """Return each collective within the traced steps, with the spans of it in which its rank computed nothing.
 
-    Time in which several collectives are exposed in this way counts for the first. `works` are the spans of
-    computation; gaps up to `gap_s` seconds between them do not count. `laps` are the phase marks: when a phase ended,
-    and its name.
+    `calls` are the trace's events of collectives. Time in which several collectives are exposed in this way counts for
+    the first. `works` are the spans of computation; gaps up to `gap_s` seconds between them do not count. `laps` are
+    the phase marks: when a phase ended, and its name; what is before the first or after the last of them is left out.
     """
     found, covered = [], laps[0][0]
     for call in sorted(calls, key=lambda one: float(one["ts"])):

@@ -62,7 +62,10 @@ class MessageSocket:
         self._end.sendall(data[sent:])
 
     def receive(self) -> Any:
-        """Return the next message, or None if the other side has closed. Raises FrameBroken."""
+        """Wait for the next message and return it, or None if the other side has closed.
+
+        Raises FrameBroken if the frame is longer than 1 GiB or cannot be decoded.
+        """
         head = self._read(HEAD_BYTES)
         return None if head is None else message_in(self._read(length_of(head)) or b"")
 

@@ -322,9 +322,9 @@ class Pipeline:
         return one(stages[0], micros, **how)
 
     def _scaled_loss(self, output: Tensor, number: Tensor) -> Tensor:
-        """Return the loss of micro-batch `number` from the last stage's `output`, scaled for fp16.
+        """Return the loss of micro-batch `number` from the last stage's `output`; with fp16 it is scaled.
 
-        Raises RuntimeError outside of `train`.
+        torch's pipeline schedule calls it, while `train` runs. Raises RuntimeError outside of `train`.
         """
         if self._loss_of is None:
             raise RuntimeError("a loss is asked for outside of a step")

@@ -28,9 +28,10 @@ def scaler_for(precision: str, device: torch.device) -> GradScaler | None:
 
 
 def set_found_infinite(scaler: GradScaler, finite: Tensor) -> None:
-    """Make the scaler skip its next steps if `finite`, which has to be the same on all ranks, is false.
+    """Make the scaler skip the steps before its next `update` if `finite` is false, and do them if it is true.
 
-    It replaces the flags that the scaler's `unscale_` has set from this rank's gradients alone. Call it after that.
+    `finite` has to be the same on all ranks. It replaces the flags that the scaler's `unscale_` has set from this
+    rank's gradients alone, so call this function after that.
     """
     for state in scaler._per_optimizer_states.values():  # noqa: SLF001 - torch's own scaler for several ranks has no other way
         for found in state["found_inf_per_device"].values():
@@ -58,7 +59,7 @@ def set_fp32(precision: str) -> None:
 
 
 def warn_of_low_weights(module: nn.Module) -> None:
-    """Warn of trained weights in a 16-bit type, which lose small changes."""
+    """Log a warning if trained weights are in a 16-bit type, in which small changes are lost."""
     found = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
     for dtype in sorted(found & set(_DTYPES.values()), key=str):
         logging.getLogger("trainer").warning(

@@ -36,8 +36,9 @@ def sharded(
     """Shard the module over the ranks, each of `units` separately and then the rest; return it wrapped.
 
     All ranks call it. Under zero2 parameters are whole for all passes of a step, else gathered block by block. `rows`
-    holds this rank's rows of a module on the meta device. `mesh`, from `mesh_over`, is given if the module's layers are
-    divided on it. With `deferred` all ranks are about to load the same weights and need not send them.
+    is given if the module is on the meta device: by a parameter's name, the rows of it that this rank keeps. `mesh`,
+    from `mesh_over`, is given if the module's layers are divided on it. With `deferred` all ranks are about to load the
+    same weights and need not send them.
     """
     # What is not on the device yet travels by the group of the CPUs.
     group = world.control if settings.offload or rows is not None else None
@@ -191,5 +192,5 @@ def _outermost(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
 
 
 def _keeps_statistics(module: nn.Module) -> bool:
-    """Return whether the module has BatchNorm or the like, whose weights must stay in fp32."""
+    """Return whether the module or one inside it is a BatchNorm or the like, whose weights must stay in fp32."""
     return any(getattr(part, "running_mean", None) is not None for part in module.modules())

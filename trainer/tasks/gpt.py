@@ -132,7 +132,10 @@ def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def answer(model: nn.Module, batch: Tensor) -> tuple[list[Line], list[float]]:
-    """Return a line for each window of text with its bits per byte, and a list of these numbers."""
+    """Score windows of text, one in each row of `batch`, by how well the model predicts each byte from those before.
+
+    Return (for each window a dict with its `loss` and `bits_per_byte`, the list of the latter).
+    """
     logits = model(batch[:, :-1]).flatten(0, 1).float()
     nats = F.cross_entropy(logits, batch[:, 1:].flatten(), reduction="none").view(len(batch), -1)
     losses = nats.mean(dim=1).tolist()

@@ -133,7 +133,10 @@ def _mixed(images: Images, mixup: float, cutmix: float) -> Dataset[Any]:
 
 
 def answer(model: nn.Module, batch: Pair) -> tuple[list[Line], list[float]]:
-    """Return the label, prediction and probability of each image, and 1 for each right prediction, 0 for others."""
+    """Predict the class of each image of a batch; return (a dict for each image, a number for each image).
+
+    The dict has its `label`, `prediction` and `probability`; the number is 1 for a right prediction, else 0.
+    """
     images, labels = batch
     probabilities, predictions = model(images).float().softmax(dim=1).max(dim=1)
     found = zip(labels.tolist(), predictions.tolist(), probabilities.tolist(), strict=True)

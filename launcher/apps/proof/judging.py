@@ -286,10 +286,13 @@ def with_causes(
 def with_costs(
     kills: Sequence[Kill], history: Sequence[Event], first_steps: Mapping[Start, int], noted: Sequence[int]
 ) -> tuple[Kill, ...]:
-    """Return the kills, each with its cost: repeated steps, and the time until the next step.
+    """Return the kills, each with its cost: repeated steps, and the time until the next step; missed kills are returned
+    unchanged.
 
     `history` are the run's events. `first_steps` has the first step that each start of ranks, (attempt, generation),
-    reported; `noted` are the steps from which the trainer's starts resumed, in order.
+    reported; `noted` are the steps from which the trainer's starts resumed, in order. If these are not one more than
+    the kills, the step from which the run went on after a kill is derived from `first_steps` and the checkpoint
+    instead.
     """
     hits = [one for one in kills if not one.missed]
     known = noted[1:] if len(noted) == len(hits) + 1 else [None for _ in hits]

@@ -84,10 +84,11 @@ class DisturbedRun:
         return status
 
     def _strike(self, kill: PlannedKill) -> Kill:
-        """Wait until the step of `kill` is reached, make the kill and return it.
+        """Wait until the step of `kill` is reached, make the kill and return it; if the run ends before, return it as
+        missed.
 
         Only a step that was trained after the newest start of the ranks counts; otherwise the kill would hit a start
-        and not a training.
+        and not a training. If the run saves checkpoints, the first of them is awaited as well.
         """
         with contextlib.ExitStack() as stack:
             visit: Visit | None = None

@@ -86,9 +86,8 @@ class Batcher(Generic[Client]):
         return len(self._queue)
 
     def takes(self, count: int) -> bool:
-        """Return whether `count` more inputs may wait.
-
-        A request with more than the limit is accepted if nothing else waits.
+        """Return whether a request with `count` more inputs is accepted: at most `most_waiting` inputs may wait at a
+        time. A larger request is accepted if nothing else waits.
         """
         return self._clients + count <= self._most or self._clients == 0
 

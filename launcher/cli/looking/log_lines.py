@@ -71,6 +71,6 @@ def with_restarts(lines: Iterable[LogLine], restarts: RestartReader, prefix: Pre
 
 
 def json_line(line: LogLine) -> str:
-    """Return a log line as one JSON object, its text without colours."""
+    """Return a log line as one JSON object with the fields of `PlainLine`; its text is without colours."""
     found = PlainLine(line.at, line.attempt, line.generation, line.node, line.rank, plain(line.text))
     return to_json(found, indent=-1)

@@ -241,7 +241,9 @@ def _plain(rows: Rows) -> Iterator[dict[str, float | str]]:
 
 
 def _write_csv(measured: dict[str, Rows]) -> None:
-    """Print the rows of all runs as CSV on stdout."""
+    """Print the rows of all runs as CSV on stdout: run, step, time, and a column for each metric of any run, empty
+    where a step has no value.
+    """
     names = _names(measured)
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(["run", STEP, AT, *names])

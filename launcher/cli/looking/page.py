@@ -182,7 +182,7 @@ def not_finite(status: RunStatus) -> list[str]:
 
 
 def _progress(status: RunStatus) -> str:
-    """Return step, rate and time left as text."""
+    """Return step, rate and time left as text; a rate or a time that is not known is left out."""
     words = [figures.steps(status.step, status.total_steps)]
     if status.rate is not None:
         words.append(figures.rate(status.rate))

@@ -30,10 +30,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def trust(names: Sequence[str], fingerprints: Sequence[str]) -> int:
-    """Trust the SSH keys of the hosts in `names`, and of all hosts of the pools in `names`; return the exit code. Raise
-    BadInput if `names` is empty.
+    """Trust the SSH keys of the hosts in `names`, and of all hosts of the pools in `names`. Return OK, or the exit code
+    of the first host whose key was not stored. Raise BadInput if `names` is empty.
 
-    A key whose fingerprint is in `fingerprints` is not asked about.
+    The user confirms each key on the terminal, unless its fingerprint is in `fingerprints`.
     """
     from launcher.cli.places.trust import trust_hosts  # late: paramiko costs 0.3 s
     from launcher.places.clusters_file import named_pools, pool_of  # late: it reads YAML

@@ -141,7 +141,9 @@ def _undisturbed_cells(proof: "Proof") -> tuple[str, ...]:
 
 
 def _run_cells(one: "ComparedRun") -> tuple[str, ...]:
-    """Return the table's row of a disturbed run."""
+    """Return the table's row of a disturbed run: mode, duration, steps, its last three checkpoints, the start of its
+    fingerprint, and the verdict.
+    """
     checkpoints = ", ".join(map(str, one.checkpoints[-3:])) or "none"
     mark = (one.fingerprint or "none")[:12]
     return one.mode, duration(one.took_s), str(one.steps), checkpoints, mark, one.verdict.value

@@ -28,7 +28,10 @@ WARM, AUTO = "warm", "auto"
 
 class HotOpener:
     """The part of the coordinator that opens a generation after a failure in which surviving ranks keep their
-    processes, unless there is an obstacle.
+    processes.
+
+    If there is an obstacle, such as a rank that ended without being killed or a node that is cut off, it opens none,
+    and the coordinator replaces all ranks.
     """
 
     def __init__(self, attempt: Attempt, aftermath: Aftermath) -> None:
@@ -256,7 +259,7 @@ def _who(generation: Generation, members: Sequence[int]) -> str:
 
 
 def _names(nodes: Iterable[KnownNode]) -> str:
-    """Return the nodes as text, separated by commas."""
+    """Return the nodes as text, separated by commas: `node 1 (host-b), node 2 (host-c)`."""
     return ", ".join(map(str, nodes))
 
 

@@ -166,10 +166,10 @@ def fetch_to_resume_from(run: RunDir, holders: Holders, bring: Callable[[Held], 
 
 def report_if_older(run: RunDir, wanted: Held | None, holders: Holders) -> None:
     """Report to the user if `wanted`, the checkpoint from which the run resumes (None for none), is older than the last
-    one that the run saved.
+    one that the run saved. This is left out if all machines in `holders` answered and none is gone.
 
-    Raise Unreachable if the run would begin without any although a machine that does not answer may have one, unless a
-    user has allowed that.
+    Raise Unreachable if the run would begin without a checkpoint although a machine that does not answer may have one,
+    unless a user has allowed that by `launch resume --anew`.
     """
     state = read_record(run.state, RunState)
     had = state.checkpoint if state is not None else None

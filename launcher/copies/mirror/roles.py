@@ -52,8 +52,10 @@ def next_attempts_of_roles(run: RunDir) -> dict[RunId, int]:
 
 
 def keep_roles(run: RunDir, attempt: AttemptDir, reports: Sequence[RoleReport], kind: str) -> None:
-    """Write the reports into the run's folder, for roles that the plan of `attempt` on this machine has; `kind` is the
-    kind of their cluster, such as slurm.
+    """Write the reports, which came from the cluster where the roles run, into the run's folder on this machine.
+
+    A report on a role that the plan of `attempt` does not have is ignored. `kind` is the kind of the cluster, such as
+    slurm.
     """
     plans = {Path(plan.run_dir).name: plan for plan in read_plan(run, attempt.number).roles} if reports else {}
     for one in reports:

@@ -213,7 +213,9 @@ class Preparation:
         await asyncio.shield(self._renewal)  # a start that is cancelled leaves the imports to the next one
 
     async def _renewed(self) -> ZygoteLink | None:
-        """Return the zygote once a dead one has been replaced, or None if the node has no zygote now."""
+        """Wait until the zygote, if it has died, is replaced, and return it; return None if the node has no zygote
+        because none could be started.
+        """
         await self.renew()
         return self._zygote
 

@@ -205,7 +205,9 @@ class Cancelling:
             raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
 
     def _wait_for_the_end(self, timeout_s: float) -> None:
-        """Wait until this attempt, or a later one of the run, has ended; return after `timeout_s` at the latest."""
+        """Wait until this attempt has ended, for `timeout_s` at most. If the run opens a later attempt meanwhile, that
+        is asked to stop as well, and its end is awaited instead.
+        """
         deadline = time.monotonic() + timeout_s
         while not self._has_ended() and time.monotonic() < deadline:
             time.sleep(_STEP_S)

@@ -351,7 +351,8 @@ def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
     (Unix time) or later; job ids repeat after ten million jobs. As records have no time zone, one counts if it could
     have ended so late in any time zone.
 
-    For a run without an end record the job counts as lost, unless Grid Engine ended it at its time limit.
+    The job's `ended_as` is FAILED if Grid Engine ended it at its time limit, else LOST; it is used only for a run that
+    left no end record of its own.
     """
     records = map(read_settings, reversed(re.split(r"^=+$", text, flags=re.MULTILINE)))
     known = (record for record in records if JOB_ID.fullmatch(record.get("jobnumber", "")))

@@ -188,7 +188,9 @@ def warm_up(plan: Plan, folder: Path) -> bool:
 
 
 def expect(run_dir: Path) -> None:
-    """Start a supervisor and an agent in advance for the next run, whose folder will be `run_dir`."""
+    """Start a supervisor and an agent in advance for the next run, whose folder will be `run_dir`. If the next run has
+    another folder, they are ended, and new ones are started for it.
+    """
     if _lending.expected is None or _lending.expected[0] != run_dir:
         _lending.expected = run_dir, supervisor_of(run_dir)
 

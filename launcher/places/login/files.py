@@ -181,8 +181,8 @@ def _is_metrics_file(name: str) -> bool:
 
 
 def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Path]:
-    """Copy the files that ranks wrote beside their code below `draft`; return one folder for each login node that has
-    any. The login node itself distinguishes them from code.
+    """Copy the files that ranks wrote beside their code to folders below `draft`; return, for each login node that has
+    any, the folder that stands for the code's own. The login node itself distinguishes such files from code.
     """
     folders = []
     for number, remote in enumerate(remote_runs(run)):

@@ -52,7 +52,9 @@ def is_there(attempt: AttemptDir) -> bool:
 
 
 def give_up(run: RunDir, hosts: Collection[str]) -> None:
-    """Record for the newest attempt and earlier ones that a user gave up these hosts, as they are gone for good."""
+    """Record for the newest attempt and earlier ones that a user gave up these hosts, as they are gone for good. The
+    hosts stay given up until `take_back`.
+    """
     last = last_attempt(run).number
     kept = [one for one in _records(run) if one.host not in hosts]
     write_record(run.gone, [*kept, *(Gone(host, last) for host in hosts)])

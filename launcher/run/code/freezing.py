@@ -74,7 +74,9 @@ def freeze(
 
 @contextlib.contextmanager
 def _new_folder(folder: Path | None) -> Iterator[None]:
-    """Create the folder, unless it is None, and remove it if the body raises an error."""
+    """Create the folder, with any missing parents, and remove it with its contents if the body raises an error; do
+    nothing for None. Raise FileExistsError if the folder exists.
+    """
     if folder is None:
         yield
         return

@@ -204,8 +204,8 @@ def refuse_surprise(scalar: Scalar) -> None:
 
 class ArgsTable(Struct, frozen=True):
     """A mapping read as words of a command line: `key: value` becomes `--key value`, true the bare `--key`, false
-    nothing, and a list `--key a b c`. The value of `mesh` may be a mapping of the names of a device mesh's dimensions
-    to their sizes.
+    nothing, and a list `--key a b c`. The value of `mesh` may itself be a mapping, of the names of a device mesh's
+    dimensions to their sizes, which becomes `--mesh pp=2,dp=2`.
     """
 
     def words(self) -> str:

@@ -55,7 +55,8 @@ def notify_of_end(run: RunDir, status: RunStatus) -> Iterator[Delivery]:
 
 
 def end_of(what: Notifying, status: RunStatus, events: Sequence[Event], at: float) -> Message | None:
-    """Return the message of the run's end, with the time `at`, or None if every recipient has received it.
+    """Return the message of the run's end, with the time `at`; return None if the user wants none, or if for every
+    recipient it was delivered or given up.
 
     If only the cluster shows how the run ended, an earlier failure in the records is not given as the cause.
     """

@@ -64,7 +64,7 @@ class SlotWaiter:
 
     @property
     def kind(self) -> str:
-        """Return the kind of slot for which the run waits."""
+        """Return the kind of slot for which the run waits: GPU if it needs any GPU, else CPU."""
         return GPU if self.demand.gpus else CPU
 
     @property

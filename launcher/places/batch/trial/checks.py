@@ -344,8 +344,11 @@ def _clock_findings(trial: Trial) -> Iterable[Finding]:
 
 
 def _network_findings(trial: Trial, words: QueueNames) -> Iterable[Finding]:
-    """Yield a problem for each node without the requested network interface and each connection between two nodes that
-    fails; for an interface by which all reach each other, yield how fast.
+    """Yield a problem for each node that cannot be reached or has not the requested network interface, and for each
+    connection between two nodes that fails.
+
+    For each interface by which all nodes reach each other, yield the longest round trip as an `ok` finding. `words` has
+    the name of the batch system, for the texts.
     """
     need = "a run's nodes need each other's TCP ports from 20000 on"
     errors = {name: node.hello.error for name, node in trial.seen.items() if node.hello.error} | trial.closed

@@ -105,7 +105,9 @@ def _whole(rows: Sequence[SlurmJob]) -> list[SlurmJob]:
 
 
 def _names(text: str) -> Iterator[str]:
-    """Yield the ids of all jobs that share a row, as pending elements of an array do (`7_[1-3]`)."""
+    """Yield the ids of all jobs for which the id column of a row stands: pending elements of an array share a row
+    (`7_[1-3]`), and any other text is one id.
+    """
     found = _ELEMENTS.fullmatch(text)
     if found is None:
         return iter([text])

@@ -120,8 +120,8 @@ class AttemptOnHost:
             write_record(self.run.state, self._starting())
 
     def prepare(self, proposal: OpenAttempt, known: dict[str, NodePlan], token: str) -> None:
-        """Write this host's records of the next attempt, as its leader proposed it: the plan on the hosts that the
-        leader chose, and the intent, by which attempt and `token` identify one start.
+        """Write this host's records of the next attempt, as its leader proposed it: the plan for the hosts that the
+        leader chose, and the intent, which names the attempt and contains `token`, unique to this start.
 
         On a shared disk do nothing, as the leader has written both. `known` has all nodes of the run's first plan by
         host.

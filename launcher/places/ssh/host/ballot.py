@@ -125,14 +125,17 @@ class Ballot:
         return self.voted[1] == node and self.voted[0] > self.voter.newest.attempt
 
     def comes_before(self, replica: Replica) -> bool:
-        """Return whether `replica`, a piece of a record, is from the candidate that this host voted for, and of an
-        attempt before the one of that vote, which this host has not accepted yet.
+        """Return whether `replica`, a piece of a record, is of an attempt before the one for which this host has voted,
+        and from the host that got this vote.
+
+        The new leader sends such records, on how earlier attempts ended, before this host accepts its attempt. Return
+        False once that attempt is accepted.
         """
         return self.elected(replica.node) and replica.attempt < self.voted[0]
 
     def keeps_for(self, replica: Replica) -> bool:
-        """Return whether the record is from the leader that this host follows; return False if this host counts as
-        leaderless.
+        """Return whether the record is from the leader of the newest attempt that this host has accepted; return False
+        if that leader has been silent for a whole lease.
         """
         newest = self.voter.newest
         follows = (replica.attempt, replica.node) == (newest.attempt, newest.leader)
@@ -169,7 +172,9 @@ class Ballot:
         self._joined = (said.attempt, said.node)
 
     def _opened(self, said: OpenAttempt) -> Open:
-        """Return the message in the form that `quorum/core.py` takes."""
+        """Return the message in the form that `quorum/core.py` takes: the attempts in order, the new one last, with
+        hosts as numbers.
+        """
         newest = Opening(said.attempt, said.node, frozenset(map(self.hosts.index, said.hosts)))
         before = (Opening(one.attempt, one.leader, frozenset(one.voters)) for one in said.before)
         return Open((*before, newest), Records(*msgspec.structs.astuple(said.records)))
@@ -200,8 +205,8 @@ class Ballot:
     def without_dead_leaders(
         self, heard: Mapping[int, SupervisorStatus], attempt: int, patience_s: float
     ) -> dict[int, SupervisorStatus]:
-        """Return the answers without those of supervisors that claim to lead `attempt` while their coordinator has been
-        silent for longer than `patience_s`.
+        """Return the supervisors' answers in `heard`, by the number of the host, without some that claim to lead
+        `attempt`: those whose coordinator has been silent for longer than `patience_s`, so that another may be elected.
         """
         return {
             number: one
@@ -235,8 +240,9 @@ class Ballot:
     def carries(self, others: Collection[int], *, leads: bool) -> bool:
         """Return whether this host and the hosts with numbers `others` are a quorum.
 
-        If each host has its own disk, the votes decide. On a shared disk a host that `leads` always is a quorum, and
-        any other needs more than half of the hosts.
+        If each host has its own disk, they have to be enough voters in each attempt that this host keeps
+        (`Voter.carries`). On a shared disk a host that `leads` always is a quorum, and any other needs more than half
+        of the hosts.
         """
         if self._on_disk:
             return self.voter.carries(others)

@@ -268,7 +268,9 @@ def _submitted(run: RunDir) -> Submitted:
 
 
 def release_here(run: RunDir) -> None:
-    """Let a run start on this host that was submitted to be held."""
+    """Let the newest attempt of a run that was submitted to be held (`launch submit --hold`) start on this host, by a
+    record in its folder. Do nothing if it is released already, or if this host has no attempt of the run.
+    """
     attempt = newest(run)
     if attempt is not None:
         with contextlib.suppress(FileExistsError):

@@ -466,7 +466,11 @@ class SupervisorState:
                 raise AssertionError("it is answered with more than a word")
 
     def _against_leader_of(self, attempt: int) -> str:
-        """Return why a message from the leader of `attempt` is refused, or ""."""
+        """Return why a message from the leader of `attempt` is refused, or "" if it is not.
+
+        It is refused if this supervisor's present attempt is another one, or, where nodes share no disk, if this host
+        has voted for a newer one.
+        """
         if attempt != self.attempt.number or (self.plan.disks_apart and self.ballot.voted[0] > attempt):
             return f"attempt {self.attempt.number} is the newest here, or a newer one has its vote"
         return ""

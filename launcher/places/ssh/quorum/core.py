@@ -197,7 +197,9 @@ class Voter:
     # -- attempts
 
     def open(self, number: int, voters: Iterable[Host]) -> "Voter":
-        """Return the voter with a new attempt that it leads; raise ValueError if it was not elected for that number."""
+        """Return the voter with a new attempt that this host leads and in which the hosts `voters` have a vote. Raise
+        ValueError if this host was not elected for that number, or is not in `voters`.
+        """
         chosen = frozenset(voters)
         if self.voted != (number, self.me) or number <= self.newest.attempt or self.me not in chosen:
             raise ValueError(f"host {self.me} was not elected for attempt {number}")

@@ -31,7 +31,9 @@ class HostDisk:
         self._where = (run_id, client.place.workdir, folder)
 
     def held(self) -> tuple[Held, ...]:
-        """Return the checkpoints that the host has."""
+        """Return what the host has of each checkpoint, be it whole or in part. Raise Unreachable if the host does not
+        answer.
+        """
         return self._client.ask(ListCheckpoints(*self._where), tuple[Held, ...])
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:

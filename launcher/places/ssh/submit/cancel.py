@@ -85,7 +85,9 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
 
 
 def _refuse_unknown_hosts(run: RunDir, plan: Plan) -> None:
-    """Raise Unreachable for a run from another machine if it has hosts that are in no pool of this machine."""
+    """Raise Unreachable for a run that another machine submitted if it has hosts that are in no pool of this machine,
+    because processes may be left on them.
+    """
     if plan.project:
         return
     places = run_hosts.everywhere(run)

@@ -123,10 +123,11 @@ def _of_another_machine(
 def _judged(
     run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]
 ) -> ClusterAnswer:
-    """Return the run's state from the best report of a host.
+    """Return the run's state from the report that knows most (`best_of`), after keeping that report in the run's folder
+    here.
 
-    It is unknown if a host that did not answer may have a newer report, and lost if all hosts answer and none knows the
-    attempt.
+    The state is unknown if a host that did not answer may have a newer report, and lost if all hosts answer and none
+    knows the attempt; no report is kept then. `said` has each host's report, or why it did not answer.
     """
     silent = reasons(failures(said))
     best = best_of(with_the_run(said), apart=plan.disks_apart)
