@@ -101,7 +101,11 @@ class Votes:
         return [bool(flag) for flag in up]
 
     def _steps_until_vote(self, step: int) -> int:
-        """Return after how many steps to vote next: those of a tenth of a second, at the speed since the last vote."""
+        """Return after how many steps to vote next: as many as take a tenth of a second at the present speed.
+
+        The speed is that since the last vote. The number is at least 1, and at most 32 and twice the number that was
+        agreed on at the last vote.
+        """
         now = self._now()
         steps = 1
         if self._last is not None:

@@ -42,7 +42,9 @@ class Episodes:
             return self.step, self.waiting.pop(0), self.policy
 
     def give_back(self, step: int, number: int) -> None:
-        """Let another actor play an episode whose actor has disconnected."""
+        """Let another actor play episode `number` of `step`, whose actor has disconnected. Do nothing if the episode
+        was delivered already, or the step is not the present one.
+        """
         with self.changed:
             if step == self.step and number not in self.played:
                 self.waiting.insert(0, number)

@@ -88,8 +88,9 @@ class DebugArchive:
 
 @dataclass(slots=True)
 class _Redaction:
-    """A filter that removes secrets from texts, and replaces each host by `host-1`, `host-2` and so on. All records are
-    first scanned for hosts and users (`learn`), then named (`settle`).
+    """A filter for texts: it removes secrets, email and network addresses, and replaces each host by `host-1`, `host-2`
+    and so on, and each user by `(user)`. First call `learn` with all records, which collects the hosts and users, then
+    once `settle`, which chooses the replacements.
     """
 
     secrets: tuple[str, ...]

@@ -358,10 +358,11 @@ def _logs(request: AskLogs) -> LogNews:
 
 
 def _outputs(request: AskOutputs) -> LogNews:
-    """Return the next piece of what was added to the output files of a run since the caller last asked.
+    """Return what the output files of a run have beyond the sizes in `request.known`, as much as one answer holds, and
+    whether there is more.
 
-    With the first request of a series the run's output files are listed; later requests use this list, until a piece is
-    the last one.
+    The first request of a series makes the list of these files; later ones use it, until an answer says that there is
+    no more. Raise Refused if the files are on other machines.
     """
     run = RunDir(_run(request.run).path)
     last = last_attempt(run)

@@ -219,8 +219,9 @@ def _identity(error: Event) -> tuple[str | int | None, ...]:
 
 
 def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
-    """Return whether the last crash in `past` had the signal of `failure` and a step that differs from its step by at
-    most one; if no steps are reported, the same signal and place.
+    """Return whether `failure` repeats the last crash in `past`: both had the same signal, the run made no progress in
+    between (`_got_on`), and their steps differ by at most one or, if a step is not known, neither is and both were in
+    the same frame of user code.
     """
     before = next((event for event in reversed(past) if event.signal in _CRASHES), None)
     if before is None or before.signal != failure.signal or _got_on(failure, before):

@@ -240,7 +240,9 @@ class CoordinatorServer:
         self._keep_until_done(self._prove_death(node, process))
 
     def _keep_until_done(self, work: Coroutine[None, None, None]) -> None:
-        """Run the coroutine in the background, and hold a reference to it until it is done."""
+        """Run the coroutine as a task of the event loop, and hold a reference to the task until it is done, because the
+        loop itself holds none. Its errors are not handled here.
+        """
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -306,8 +308,8 @@ class CoordinatorServer:
         return Now(self._clock.now(), time.time(), boottime())
 
     def _carry_out_all(self, effects: list[Out]) -> None:
-        """Carry out all effects, except those that wait until half of the voters have a copy of a failure's or the
-        end's record (`CopyHold`).
+        """Carry out the effects at once, except those of a restart or of the run's end that have to wait until half of
+        the voters have a copy of the record of the failure or end (`CopyHold`): a task carries these out then.
         """
         held_before = self._hold.holds
         for effect in self._hold.pass_on(effects):

@@ -40,8 +40,8 @@ CheckpointMessage = messages.NotFetched | messages.NothingWhole | messages.Copie
 
 
 class Watch:
-    """The part of the coordinator that handles messages about the open generation's ranks and checkpoints, and its
-    deadlines.
+    """The part of the coordinator that handles messages about the open generation's ranks and checkpoints, and acts
+    when one of its deadlines passes, such as the job's time limit or the time within which all ranks must have started.
     """
 
     def __init__(self, attempt: Attempt, closer: Closer, aftermath: Aftermath, in_place: HotOpener) -> None:

@@ -61,8 +61,8 @@ class OtherRuns:
 
 
 def _mend_here(facts: RunFacts) -> None:
-    """Start a lost run of this machine again, whose processes were all killed, or write its end. An error is ignored,
-    because the run's own status reports it.
+    """Write the end of a lost run of this machine, whose processes were all killed, if its records show one, else start
+    it again, unless the machine was rebooted since. An error is ignored, because the run's own status reports it.
     """
     with contextlib.suppress(LaunchError, OSError):
         of_kind(facts.kind_to_query).mend([facts.attempt_dir])

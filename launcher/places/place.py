@@ -196,8 +196,8 @@ class Place(ABC):
         """Start a process that imports in advance what the runs that this process submits, such as a sweep's trials,
         have in common, and return at once; `folder` has their `code/`, and `plan` is that of one of them.
 
-        Return False while the imports are under way: a run that is started later starts faster. Return True once they
-        are done, or if nothing is imported, as by default.
+        Return False while the imports are under way; call it again to see whether they are done. A run that is started
+        before that only starts more slowly. Return True once they are done, or if nothing is imported, as by default.
         """
         return True
 

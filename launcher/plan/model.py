@@ -163,8 +163,10 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def keeps_copies(self) -> bool:
-        """Whether nodes keep copies of each other's step snapshots in memory (`checkpoint.buddy`).
+        """Whether nodes keep copies of each other's step snapshots in memory, as they do with
+        `checkpoint.buddy`.
 
-        Without a shared disk they keep copies of checkpoints on their disks instead.
+        It is False for a single node, and without a shared disk, where nodes keep copies of checkpoints on their disks
+        instead.
         """
         return self.spec.checkpoint.buddy and len(self.nodes) > 1 and not self.disks_apart

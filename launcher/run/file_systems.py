@@ -54,7 +54,7 @@ def file_system_of(path: Path) -> FileSystem:
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the path, or the nearest one above it that exists."""
+    """Return `path` if it exists, else the innermost of the folders above it that does."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 

@@ -95,7 +95,9 @@ class RecordWriter:
                     return
 
     def _batches(self) -> Iterator[list[_Entry]]:
-        """Yield the queued entries in order, as many together as one append to a file can take."""
+        """Yield the queued entries in order, as many together as one append to a file can take; wait while there is
+        none, and end at the entry None.
+        """
         batch: list[_Entry] = []
         while True:
             try:

@@ -239,8 +239,8 @@ def _packages(side: Side) -> dict[str, Value]:
 
 
 def since_commit(run: RunDir, attempt: int) -> CodeComparison:
-    """Return how the code of the run's attempt differs from the commit that was checked out when the run was
-    submitted.
+    """Return how the code of the run's attempt differs from the commit that was checked out when the run was submitted;
+    if this cannot be told, as when no commit is known, the result says why.
     """
     name, origin = str(run.id), readable(run.origin, Origin)
     if origin is None:

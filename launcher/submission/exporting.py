@@ -90,7 +90,9 @@ def is_here(run: RunDir, step: int | None) -> bool:
 
 
 def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
-    """Yield the checkpoints that meet the request, the preferred one first; raise Refused if there is none."""
+    """Return an iterator over the checkpoints that meet the request: the one of its step, the best ones, or all from
+    the newest to the oldest, so that an older one is there if a newer is damaged. Raise Refused if there is none.
+    """
     known = [one for one in checkpoints(run) if one.state is not Condition.SET_ASIDE]
     if wish.best:
         meant = [one for one in known if one.kind == "best"]

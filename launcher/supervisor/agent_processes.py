@@ -334,7 +334,9 @@ class SupervisedLease:
         return self._lease.exit_code
 
     def end(self, agent: int) -> None:
-        """Kill all processes below the agent except its standby; log that, unless the watchdog had ended them first."""
+        """Kill all processes below the agent with the pid `agent`, except its zygote's standby, but not the agent. Log
+        that, unless the watchdog had ended them first.
+        """
         self._lease.break_off()
         ended, _ = end_all(lambda: descendants(agent, keep=(self._lease.standby,)))
         if ended:
@@ -617,7 +619,9 @@ class AgentProcesses:
             agent.dismiss_standby()
 
     def _dead(self) -> list[tuple[int, int]]:
-        """Return (pid, wait status) of each child that has ended, and record the status of agents among them."""
+        """Reap the children that have ended since the last call, agents and inherited orphans alike, and return (pid,
+        wait status) of each; record the status of the agents. Adopted agents, which are no children, are included.
+        """
         dead = _reaped()
         dead += [(agent.pid, status) for agent in self._agents if agent.pid and (status := agent.ended()) is not None]
         for agent in self._agents:

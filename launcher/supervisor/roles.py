@@ -308,7 +308,10 @@ def _is_queued_for_a_host(end: AttemptEnd) -> bool:
 
 
 def _ask(part: _Part, kind: str) -> None:
-    """Ask a role, or its one rank that restarts alone, to stop, for the reason `kind`: "cancel", for example."""
+    """Ask the processes of `part` to stop, for the reason `kind`, such as "cancel": write the request into its
+    attempt's folder, and send its first agent the signal to stop. The part is a role, or one rank of a role whose ranks
+    restart alone.
+    """
     part.is_asked = True
     if part.attempt is not None:
         ask_to_stop(part.attempt, kind)

@@ -41,8 +41,9 @@ class Strategy:
         raise NotImplementedError
 
     def carry(self, attempt: AttemptDir | None) -> int:
-        """Run `attempt` and the attempts that follow it here; return the exit code of the last, or the class's
-        `leaves_with` (0 by default) if the run continues elsewhere or `attempt` is None.
+        """Run `attempt` and the attempts that follow it in this process, and return the exit code of the last. Return
+        the class's `leaves_with` (0 by default) if the run continues without this process, or if `attempt` is None, for
+        which nothing is run.
 
         Raise Fenced if a newer attempt exists, Damaged if the fence cannot be read, and OSError if the log cannot be
         opened.

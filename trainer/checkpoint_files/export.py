@@ -63,9 +63,11 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A description of the export at `target`, of the checkpoint of this kind and step.
+    """A description of an export: the file or folder `target`, made from the checkpoint of `step`.
 
-    `tensors` is how many were written, `dtypes` their types, and `info` has the values that were saved in the manifest.
+    The checkpoint's `kind` is "best" if it was the copy that is kept of the best one, else "step".
+    `tensors` is how many were written, `dtypes` their types, and `info` has the values that the user saved in the
+    checkpoint's manifest.
     """
 
     target: Path

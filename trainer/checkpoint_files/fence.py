@@ -28,8 +28,8 @@ _LONGEST_NUMBER = 20  # digits
 class FencingToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fencing token of one start; that of a later start is greater in (attempt, generation, count).
 
-    The generation numbers the launches of the ranks in an attempt of the run, `count` the tokens taken in the folder,
-    and `nonce` is random.
+    The generation numbers the launches of the ranks in an attempt of the run, `count` the tokens that were ever taken
+    in the checkpoint directory, and `nonce` is random.
     """
 
     attempt: int

@@ -92,11 +92,11 @@ def inventory(folder: Path) -> list[Held]:
 class SaveOnDisks:
     """A committed checkpoint, and which of several numbered disks have its manifest and each of its files.
 
-    `held` describes it on one of them, `with_manifest` are the disks with its manifest, and `holders` gives by file
-    name the disks that have the file.
+    `held` describes what one disk has of it, one on which it is committed. `with_manifest` are the disks with its
+    manifest, and `holders` gives by file name the disks that have the file, an empty list if none has.
     """
 
-    held: Held  # as a disk has it that has committed it
+    held: Held  # what one disk has of it, on which it is committed
     with_manifest: list[int] = field(default_factory=list)  # the numbers of the disks that have its manifest
     holders: dict[str, list[int]] = field(default_factory=dict)  # by file name, the numbers of the disks that have it
 

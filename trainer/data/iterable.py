@@ -233,7 +233,10 @@ class SharedReader:
 
 
 class ShardReader:
-    """Called with an epoch, returns its next step, from a stream that gives each rank and worker its own samples."""
+    """A function of an epoch that returns its next step, from a stream that gives each rank and worker its own samples.
+
+    Once no samples are left, or with `drop_last` too few, it returns a step without any, marked as `ended`.
+    """
 
     def __init__(self, reading: Reading, place: Place, worker: int) -> None:
         self._reading = reading

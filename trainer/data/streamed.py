@@ -67,9 +67,10 @@ class Shared:
         self._reading, self._fetching = reading, fetching
 
     def start_fetchers(self, epoch: int, done: int, after: Place | None) -> Fetchers:
-        """Start the one reader at the position `after`; None: at the beginning of the stream.
+        """Start this rank's one reader at the position `after`; None: at the beginning of the stream.
 
-        `done` counts the samples of the epoch that are over.
+        It runs in a worker process or, without workers, in this process. `done` counts the samples of the epoch that
+        are over.
         """
         place = Place(epoch, done, after.state, after.ended and done > 0) if after else Place(epoch, done)
         return start_fetchers(

@@ -86,8 +86,10 @@ class Work:
 def fits(schedule: str, ranks: int, micros: int) -> bool:
     """Return whether the schedule (such as `1f1b`) works with so many ranks and micro-batches.
 
-    `1f1b` needs at least one micro-batch for each rank, others except gpipe a number that can be divided into equal
-    rounds. If it does not work, all micro-batches go forward first, and then backward, as in gpipe.
+    `1f1b` needs at least one micro-batch for each rank. `interleaved` needs a number of them that can be
+    divided into `micros // ranks` equal rounds; in a round, a rank passes that many through each of its stages. `gpipe`
+    always works, and callers use its order in place of one that does not: all micro-batches go forward first, and then
+    backward.
     """
     if schedule == "1f1b":
         return micros >= ranks

@@ -150,10 +150,10 @@ class Answers:
         sync_folder(self._folder.parent)
 
     def _bodies(self, sums: dict[range, float]) -> Iterator[bytes]:
-        """Yield each shard's lines, in order, and put into `sums` the sum of the values that `put` got with them.
+        """Yield the lines of one shard after the other, and put the sum of its values into `sums` before.
 
-        `merge` computes the mean of all values, such as the loss of samples, from these sums. Raises BadSettings if a
-        shard is not complete.
+        The values, such as the losses of samples, came with the answers (`put`); `merge` computes their mean from these
+        sums. Raises BadSettings if a shard is not complete.
         """
         for shard in self._job.shards():
             found = self._read(shard)
@@ -205,7 +205,7 @@ def _name(shard: range) -> str:
 
 
 def _digest(body: bytes) -> str:
-    """Return the checksum that ends a shard's file."""
+    """Return the checksum of a shard's lines (XXH3, in hexadecimal), which the last line of its file contains."""
     return xxhash.xxh3_128(body).hexdigest()
 
 

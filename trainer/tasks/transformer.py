@@ -58,9 +58,10 @@ class Transformer(nn.Module):
     pipeline = ("embedding", "dropout", "blocks.*", "norm", "head")  # what is called one after the other
 
     def tp_plan(self) -> dict[str, str]:
-        """Return the tensor-parallel plan: the style of division by pattern of layer names.
+        """Return the tensor-parallel plan as {pattern of layer names: the style in which these layers are divided}.
 
-        Heads, hidden units, logits and the sequence in between are divided.
+        Attention is divided by heads, feed-forward layers by hidden units, and embedding and logits by vocabulary;
+        between these layers the activations are divided along the sequence.
         """
         return {
             "embedding": "rowwise_to_sequence",

@@ -97,9 +97,10 @@ def _joined(parts: list[Source]) -> Source:
 
 
 def _open_checkpoint(entry: Entry, which: CheckpointChoice, stack: ExitStack) -> Source:
-    """Return the weights of a checkpoint, of the model that `which` names, after comparing every byte.
+    """Return the weights of the model `which.part` (None: the only one) in a checkpoint, after comparing every byte.
 
-    Its files stay open until `stack` is closed. Raises CheckpointDamaged if a byte is not what was written.
+    The checkpoint's files stay open until `stack` is closed. Raises CheckpointDamaged if a byte is not what was
+    written.
     """
     weights = Weights(entry.path, averaged(catalog.read_manifest(entry)), which.part)
     with ExitStack() as held:

@@ -45,7 +45,11 @@ class BoardRules:
         return cls(Access(keys, f"launch_board_{port}", ("/",)), host.lower())
 
     def refusal(self, request: HTTPConnection) -> Response | None:
-        """Return the response with which the request is refused, or None if it is allowed."""
+        """Return the response with which the request is refused, or None if it is allowed.
+
+        It is refused if it names another host, has another method than GET, HEAD and POST, or lacks the token; a POST
+        also needs a header with a value that only the board's own page has.
+        """
         method = request.scope["method"]
         if not is_this_machine(request, self.host):
             return in_words("not a name of this board", 421)

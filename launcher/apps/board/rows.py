@@ -76,7 +76,9 @@ class BoardRow(msgspec.Struct, frozen=True):
 
 
 def board_row(status: RunStatus, about: About, figures: Figures, group: RunGroup | None = None) -> BoardRow:
-    """Return the table row of a run; `group` is the group that it belongs to, or None."""
+    """Return the table row of a run, from its status, its arguments and labels (`about`), and the summary of its
+    metrics (`figures`). `group` describes the runs that one command started together with it, or is None.
+    """
     said = status.last_word if status.state is State.FAILED else status.message
     return BoardRow(
         id=status.run,

@@ -444,9 +444,11 @@ def _logs(question: _Question) -> LogPage:
 
 
 def _code(question: _Question) -> dict[str, object]:
-    """Return how a run's code differs from that of another run in the query or, without one, from the run's commit.
+    """Return how a run's code differs from that of the run `with` in the query or, without one, from the commit that
+    was checked out when the run was submitted.
 
-    The keys are `changes`, the files that differ, and `unknown`, the reason why these are not known, or "".
+    The keys are `changes`, the files that differ (a list of FileChange), and `unknown`, the reason why these are not
+    known, or "".
     """
     run, ref = _asked_run(question), question.request.query_params.get("with", "")
     found = api.compare([api.run(ref), run]).code[0] if ref else api.uncommitted(run)

@@ -139,8 +139,8 @@ def _never_the_same(evidence: Evidence) -> Iterator[str]:
 
 
 def _is_rounding(first: Departure) -> bool:
-    """Return whether the two values differ by at most a ten-thousandth of the larger one, as a sum in another order
-    explains.
+    """Return whether the values in `first`, a metric's in the undisturbed and the disturbed run, differ by at most a
+    ten-thousandth of the larger one, as a sum in another order explains.
     """
     size = max(abs(first.undisturbed), abs(first.disturbed))
     return 0 < abs(first.undisturbed - first.disturbed) <= _ROUNDING * size

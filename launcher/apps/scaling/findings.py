@@ -54,8 +54,8 @@ class StepVolume(msgspec.Struct, frozen=True):
 
 class ScaledRun(msgspec.Struct, frozen=True):
     """The measurements on one number of ranks: rates in samples per second, times and memory; `why` says why nothing
-    could be. It is compared with the measurement on `base` ranks: speed-up, efficiency, and the shares of a step that
-    were `lost`; `says` is a sentence on that, and `crowded` a warning if ranks share cores.
+    could be measured. It is compared with the measurement on `base` ranks: speed-up, efficiency, and the shares of a
+    step that were `lost`; `says` is a sentence on that, and `crowded` a warning if ranks share cores.
     """
 
     strategy: str
@@ -76,7 +76,7 @@ class ScaledRun(msgspec.Struct, frozen=True):
     speedup: Spread | None = None  # over the base
     efficiency: float | None = None  # the speed-up divided by the ratio of ranks
     lost: dict[str, float] = {}  # by kind of work: shares of a step that an efficiency of 1 would not need
-    says: str = ""
+    says: str = ""  # a sentence on the comparison
 
 
 class ScalingModel(msgspec.Struct, frozen=True):

@@ -102,7 +102,9 @@ def _axes(counts: Sequence[int], x: Place, y: Place, low: float, high: float) ->
 
 
 def parts_picture(points: Sequence[ScaledRun]) -> str:
-    """Return a picture (SVG) with a bar for each point, divided by kind of work; "" if no steps were traced."""
+    """Return a picture (SVG) with a bar for each point, as long as a step takes and divided by kind of work: compute,
+    communication and so on. Points of which no steps were traced have no bar; return "" if there is none.
+    """
     some = [one for one in points if one.parts is not None and one.step_s]
     if not some:
         return ""

@@ -137,10 +137,11 @@ class Round:
         )
 
     def _do(self, actions: Sequence[Next], entries: dict[int, BookedTrial]) -> bool:
-        """Carry out the actions in order, and return whether any changed something or failed.
+        """Carry out the actions in order. Return whether the next round is to follow at once: whether an action was
+        carried out, other than to cancel a trial or end the sweep, or one failed.
 
         After an error the remaining actions are left out, and no trial is created, started or continued for a while. A
-        spec that cannot run only fails its trial.
+        spec that cannot run only fails its trial. An action for which it is too early (NotYet) is skipped.
         """
         done = False
         for action in actions:

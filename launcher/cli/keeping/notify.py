@@ -119,7 +119,9 @@ def _notifying(named: str | None) -> Notifying:
 
 
 def _print_recipients(what: Notifying, *, as_json: bool) -> int:
-    """Print the recipients and their occasions, as JSON with `as_json`; return the exit code."""
+    """Print each recipient, without secrets, with the occasions on which all are notified, such as `ended`; as JSON
+    with `as_json`. Return the exit code OK.
+    """
     if as_json:
         print(to_json([NotifiedOf(recipient.label, tuple(what.on)) for recipient in what.recipients]))
         return Exit.OK

@@ -62,7 +62,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(one: api.Run, choice: LogChoice, options: argparse.Namespace) -> int:
-    """Print the chosen lines, or follow the log, and return the exit code."""
+    """Print the chosen lines of the log so far and return OK; with `options.follow` print on until the run ends, and
+    return the run's exit code.
+    """
     if options.follow and not options.json:
         return follow(one, choice)
     lines = one.logs(follow=options.follow, choice=choice)

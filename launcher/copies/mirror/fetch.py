@@ -136,8 +136,8 @@ def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
 
 
 def bring_newest(run: RunDir, holders: Holders) -> None:
-    """Fetch the newest checkpoint, from which the run will resume on another cluster, and the best one; a failure of
-    the best one is only reported to the user.
+    """Fetch the newest checkpoint, from which the run will resume on another cluster, and the best one, from the
+    machines in `holders`. A failure to fetch the best one is only reported to the user.
 
     Raise Unreachable if the run had checkpoints and no machine that answers has one; raise NotTransferred if none that
     is found can be fetched.

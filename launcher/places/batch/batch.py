@@ -451,7 +451,7 @@ def output_file(where: Path, name: str) -> str:
 
 
 def job_name(run_id: str) -> str:
-    """Return the name of a run's job, which has to begin with a letter."""
+    """Return the name of a run's job: the run's id, after `run-` if it does not begin with a letter, as a name must."""
     return run_id if run_id[0].isalpha() else f"run-{run_id}"
 
 

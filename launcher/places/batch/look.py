@@ -150,7 +150,8 @@ def _answer(queue: BatchSystem, attempt: AttemptDir, answer: ClusterAnswer | Non
     """Return `answer`, the scheduler's answer about an attempt; if the job is gone but an earlier answer, which was
     recorded in the attempt's folder, has its end, return that one.
 
-    If `answer` is None, because the attempt has no job yet, return what `_being_submitted` returns.
+    If `answer` is None, because the attempt has no job yet, return an answer that it is being submitted, or None if its
+    submitter is alive on this machine and reports that itself.
     """
     if answer is None:
         return _being_submitted(queue, attempt, now)

@@ -250,8 +250,10 @@ class LoginCluster(Place):
         files.bring_logs(run.whole)
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
-        """Copy logs, metrics and checkpoints to this machine; return a line of text for each. `checkpoint` is `newest`
-        (with it the best one), `none`, or a step.
+        """Copy logs, metrics and checkpoints to this machine; return a line of text for each.
+
+        `checkpoint` says which checkpoints: `newest` means the newest and the best one, a number the one of that step,
+        and `none` no checkpoint.
         """
         return files.fetch(run, checkpoint)
 

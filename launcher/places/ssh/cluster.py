@@ -73,7 +73,9 @@ class SshCluster(Place):
         return f"{folders.pop()}/runs"
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Release the run on its hosts if it was submitted to be held; raise Unreachable if a host does not answer."""
+        """Let a run start that was submitted to be held until its user releases it; do nothing if it is not held. Raise
+        Refused if no host has it yet, and Unreachable if a host does not answer.
+        """
         release(run, attempt)
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:

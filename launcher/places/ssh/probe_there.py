@@ -75,9 +75,10 @@ def _exposed(workdir: str) -> str:
 
 
 def _open_on_the_way(path: str) -> str:
-    """Return the first folder on the path, links followed, in which others could replace files: one that is owned by
-    neither this user, root nor the owner of `/`, or that its group or everybody may write. A shared folder with the
-    sticky bit, such as /tmp, counts only as the last one. Return "" if there is none.
+    """Return the first folder or link on the path, links followed, that another user than root owns, or that others may
+    write and that has no sticky bit; for the last folder, that bit does not excuse.
+
+    Return "" if there is none before the path ends or stops existing; return the path itself if it has too many links.
     """
     trusted = {0, os.getuid(), os.stat("/").st_uid}  # in a container the real root may look like nobody
     at, left, links, is_open = "/", os.path.abspath(path).split("/"), 0, False

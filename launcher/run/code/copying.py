@@ -23,7 +23,9 @@ _SMALL_BYTES = 1 << 16  # of a file that is copied sooner than blocks of it can 
 
 
 class NewTree:
-    """A new, private folder into which code is copied; its files are read-only unless it is `writable`."""
+    """A folder into which code is copied, which exists and which no other process uses yet. Files created in it can be
+    read by their user alone, and written only if the tree is `writable`.
+    """
 
     def __init__(self, root: Path, *, writable: bool) -> None:
         self.root, self._write = root, 0o200 * writable

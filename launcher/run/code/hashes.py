@@ -53,8 +53,8 @@ class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CodeIndex:
-    """The hashes of the files in folder `root`, kept in a file of the store between two uses. Its loss costs time,
-    never correctness.
+    """The hashes of the files in folder `root`, kept between two uses in a file of the folder `store`. If that file is
+    lost, all files are hashed again. `now_ns` is the time at which hashing begins.
     """
 
     def __init__(self, store: Path, root: Path, now_ns: int) -> None:

@@ -84,7 +84,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def cleaned(message: Message, secrets: tuple[str, ...]) -> Message:
-    """Return the message with the strings in `secrets` removed from its title, summary and log."""
+    """Return the message with `(secret)` in place of each of the strings in `secrets` in its title, summary and log."""
     tail = tuple(without_secrets(line, secrets) for line in message.tail)
     summary = without_secrets(message.summary, secrets)
     return msgspec.structs.replace(message, title=without_secrets(message.title, secrets), tail=tail, summary=summary)

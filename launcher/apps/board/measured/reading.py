@@ -167,15 +167,15 @@ class MeasuredRun:
         self._begin()
 
     def _begin(self) -> None:
-        """Drop everything that was read."""
+        """Drop everything that was read, so that the next read starts at the beginning of all files."""
         self._files: dict[str, GrowingLines] = {}
         self._reported, self._written = StepTable(), StepTable()
         self._newest: dict[int, _Key] = {}
         self._first: int | None = None
 
     def renew(self) -> None:
-        """Read what was written since the last call; start over if a file was replaced, or a line belongs to an earlier
-        start.
+        """Read what was written since the last call. If a file has become shorter, or a new line belongs to an earlier
+        start than those read before, drop everything and read all files from their beginning.
         """
         try:
             if any(file.shrank() for file in self._files.values()):

@@ -32,12 +32,12 @@ _Key = tuple[int, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
-    """One report of metrics: the step, the time, the rank and the values."""
+    """One report of metrics by a rank."""
 
     step: int
-    at: float
+    at: float  # Unix time at which it arrived
     rank: int
-    values: Mapping[str, float]
+    values: Mapping[str, float]  # by metric
 
     def line(self, left_out: int) -> bytes:
         """Return the report as a line of JSON; `left_out` is the number of reports left out before it."""

@@ -103,7 +103,8 @@ def keep_agent(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir,
 def requeue_if_first_node_down(queue: BatchSystem, plan: Plan) -> bool:
     """Requeue the job if the scheduler reports the coordinator's host as down, and return whether that was done.
 
-    Return False for a batch system that requeues a job only by the exit code of its own process.
+    If the scheduler refuses or does not answer, print the reason and return False. Return False, too, for a batch
+    system that requeues a job only by the exit code of its own process.
     """
     if queue.leaves_with is not None:
         return False  # no process but that of the lost host could do it: the scheduler has to, and by itself

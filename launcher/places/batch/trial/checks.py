@@ -49,7 +49,9 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """A node's last answer: its torch, and the number of GPUs that its job has."""
+    """A node's answer to the trial job's last request: the torch that the Python of the ranks imports there, and the
+    number of GPUs that the job sees on the node.
+    """
 
     torch: Torch
     gpus: int

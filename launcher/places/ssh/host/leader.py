@@ -405,9 +405,10 @@ class Elected:
 
 def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *, leads: bool) -> Elected | None:
     """Ask the hosts in `there`, by their numbers, for their votes. Return the right to open the next attempt, or None
-    if too few vote for this host.
+    if too few vote for this host, or it has accepted another host's attempt.
 
-    `leads` says that this host leads the run now. On a shared disk there is no vote.
+    `leads` says that this host leads the run now; `enough` tells how that counts. If the hosts share a disk, there is
+    no vote, and the right is always returned.
     """
     used = max(attempt.number for attempt in attempts(supervisor.run))
     if not supervisor.plan.disks_apart:

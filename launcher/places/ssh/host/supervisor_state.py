@@ -112,8 +112,9 @@ class Readiness:
         return ""
 
     def begin(self, *, by_all: bool) -> str:
-        """Begin if `by_all` says that all hosts are prepared, else become free to release slots; return why this host
-        had not prepared, or "".
+        """Begin if `by_all` says that all hosts are prepared. Otherwise no longer count as prepared, so that the slots
+        may be released, unless this host has begun already. Return "", or the reason if nothing was done because this
+        host had not prepared.
         """
         if not self.prepared:
             return "it has not prepared"

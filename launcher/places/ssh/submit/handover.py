@@ -285,7 +285,7 @@ def _too_few(plan: Plan, there: int, troubles: Mapping[str, LaunchError]) -> Not
 
 
 def _not_started(*lines: str, exit_code: Exit = Exit.UNREACHABLE) -> NotStarted:
-    """Return the error that nothing was started."""
+    """Return the error that nothing was started, with the text `lines` and the exit code that `launch` is to give."""
     error = NotStarted(*lines)
     error.exit_code = exit_code
     return error

@@ -83,8 +83,10 @@ def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> Cl
 
 
 def judge(run: RunDir, attempt: AttemptDir) -> ClusterAnswer:
-    """Return the run's state, copying nothing. It is that of the leader's report if the leader says that the run goes
-    on, else that of all hosts' reports.
+    """Ask the run's hosts for reports, return the run's state by the best one, and keep the records in that report;
+    copy nothing else.
+
+    The leader is asked first, and the other hosts only if its report does not show that this attempt goes on.
     """
     plan = read_plan(run, last_attempt(run).number)
     places = _leader_first(plan, places_of(run))

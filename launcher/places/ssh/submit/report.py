@@ -154,11 +154,11 @@ def begin(run: RunDir, told: HostReport) -> AttemptDir:
 
 
 def keep(run: RunDir, told: HostReport) -> None:
-    """Write a report's records to the run's folder here, the end last. Ignore a report of an attempt older than the
-    newest known one.
+    """Write the records in the report `told` to the run's folder on this machine. Ignore a report of an attempt older
+    than the newest known one.
 
-    The end comes last because a run that has ended is not asked about any more, and all its events must be here by
-    then.
+    The record of how the attempt ended is written last, because a run that has ended is not asked about any more, and
+    all its events must be here by then. If the report says that the attempt goes on, such a record is deleted.
     """
     mine, head = newest(run), told.head
     if mine is not None and mine.number > head.attempt:
