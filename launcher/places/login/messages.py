@@ -56,7 +56,9 @@ class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
 
 
 class AskRunsFolder(msgspec.Struct, frozen=True, tag="runs_folder"):
-    """A request for the path of the folder that contains the folders of runs. → str"""
+    """A request for the absolute path of the folder of runs on the login node: $LAUNCH_RUNS there if that is set, else
+    `runs` in the launcher's folder `folder`. → str
+    """
 
     folder: str
 

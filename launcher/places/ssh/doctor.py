@@ -93,8 +93,10 @@ def _log_in(target: Target) -> TimedLogin:
 
 
 def _timed(target: Target, key: str) -> TimedLogin:
-    """Return a timed login; raise LaunchError if it fails. `key` is the text for the result's `key`, and does not
-    choose the key that is used.
+    """Log in to the target, and return the connection with the time that the login took; raise LaunchError if it fails.
+
+    `key` says, for the doctor's report, which key was used: the path of its file, or a text such as "a key of the ssh-
+    agent". The keys that are tried are those of `target`.
     """
     began = time.monotonic()
     line = connect_all([target], lambda _name, _text: None)[target.name]
