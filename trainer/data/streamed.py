@@ -61,9 +61,7 @@ class Steps(Protocol):
 
 
 class Shared:
-    """Steps of a stream that every rank reads whole: each rank has one reader, which keeps only this rank's part of
-    each step.
-    """
+    """Steps of a stream that every rank reads whole: one reader a rank, which keeps its rank's part of each step."""
 
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
         self._reading, self._fetching = reading, fetching
