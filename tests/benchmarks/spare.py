@@ -162,10 +162,9 @@ def beside_copies(args, chance):
                 taken[way].append(loss(POWER_CUT, HOT, args, chance, strategy, checkpoint))
         table += [row_of_way(strategy, way, losses, taken["memory_every"]) for way, losses in taken.items()]
     notes = (
-        "The run had 2 nodes with one rank each, a spare node, and `recovery: {mode: hot}`. The power of one node was "
-        f"cut, and the spare node replaced it. Snapshots were made in memory every {args.memory_every} steps "
-        "(`checkpoint.memory_every`); in the row `and buddy` each had a copy on the other node (`checkpoint.buddy`). "
-        f"A checkpoint was saved on disk every {EVERY_S} s. Seed {args.seed}."
+        "The power of one of 2 nodes with one rank each was cut, and a spare node replaced it, with "
+        f"`recovery: {{mode: hot}}`. Snapshots were made in memory every {args.memory_every} steps, and a checkpoint on "
+        f"disk every {EVERY_S} s. Seed {args.seed}."
     )
     publish("spare-shards", "\n".join([*table, "", notes]), write=args.write, title="spare.py --shards", what=SHARDS)
 
