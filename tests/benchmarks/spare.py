@@ -163,8 +163,8 @@ def beside_copies(args, chance):
         table += [row_of_way(strategy, way, losses, taken["memory_every"]) for way, losses in taken.items()]
     notes = (
         "The power of one of 2 nodes with one rank each was cut, and a spare node replaced it, with "
-        f"`recovery: {{mode: hot}}`. Snapshots were made in memory every {args.memory_every} steps, and a checkpoint on "
-        f"disk every {EVERY_S} s. Seed {args.seed}."
+        f"`recovery: {{mode: hot}}`. Snapshots were made in memory every {args.memory_every} steps, and a checkpoint "
+        f"on disk every {EVERY_S} s. Seed {args.seed}."
     )
     publish("spare-shards", "\n".join([*table, "", notes]), write=args.write, title="spare.py --shards", what=SHARDS)
 
