@@ -1,4 +1,6 @@
-"""What stdout and stderr are connected to, colours, tables that fit the terminal, and JSON that is safe to print."""
+"""Output to the terminal: colours, tables that fit it, JSON that is safe to print, and whether stdout and stderr are
+terminals at all.
+"""
 
 import os
 import re

@@ -72,7 +72,7 @@ class Awaited:
 
 
 class Attempt:
-    """One attempt of a run: its nodes, its newest generation, its phase, and what was requested of it."""
+    """An attempt of a run: its nodes, its newest generation, its phase, and what was requested of it."""
 
     def __init__(
         self,

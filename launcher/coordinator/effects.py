@@ -13,7 +13,7 @@ from launcher.wire.messages import ToAgent, ToCoordinator
 
 
 class Now(NamedTuple):
-    """One moment on three clocks: `mono` for decisions, `wall` only for records that people read, `boot`, since the
+    """A moment on three clocks: `mono` for decisions, `wall` only for records that people read, `boot`, since the
     machine's boot, for the state record, so that its age can be told.
 
     `mono` does not advance while the coordinator is suspended, so that no node is blamed for messages which the

@@ -17,7 +17,7 @@ GIVE_UP_WAITS = 5  # after that many times `recovery.wait`, nodes that never cam
 
 
 class Gathering:
-    """One wait for enough nodes to open a generation, at the start of an attempt or after a failure."""
+    """A wait for enough nodes to open a generation, at the start of an attempt or after a failure."""
 
     def __init__(self, plan: Plan, nodes: NodeTable, mono: float, open_at: float, *, first: bool) -> None:
         self._plan = plan

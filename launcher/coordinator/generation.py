@@ -1,4 +1,4 @@
-"""One generation, a set of ranks that train together, as the coordinator sees it: its ranks, where they are, how they
+"""A generation, a set of ranks that train together, as the coordinator sees it: its ranks, where they are, how they
 do, and how they ended. Every time `mono` is by the coordinator's monotonic clock. Its members are the nodes with those
 ranks.
 """
@@ -14,7 +14,7 @@ from launcher.wire.messages import Heartbeat, RankHeartbeat
 
 @dataclass(slots=True)
 class Rank:
-    """One rank of a generation as the coordinator sees it: where it runs, what it last reported, and how it ended."""
+    """A rank of a generation as the coordinator sees it: where it runs, what it last reported, and how it ended."""
 
     number: int  # RANK
     local: int  # LOCAL_RANK

@@ -17,7 +17,7 @@ from launcher.run.records import NodeLoad, ProcessId
 
 
 class Presence(Enum):
-    """What the coordinator knows about a node's agent: never seen, connected, out of reach (it may still run),
+    """The coordinator's knowledge of a node's agent: never seen, connected, out of reach (it may still run),
     or lost.
     """
 
@@ -29,7 +29,7 @@ class Presence(Enum):
 
 @dataclass(slots=True, eq=False)
 class KnownNode:
-    """One node of the plan, with the state of its agent, its fitness, its ranks and its lease."""
+    """A node of the plan, with the state of its agent, its fitness, its ranks and its lease."""
 
     index: int
     address: str  # the host name or IP address by which other nodes reach it

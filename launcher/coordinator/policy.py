@@ -27,7 +27,7 @@ _WENT_ON = frozenset({"regroup", "requeue"})
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What follows a failure: the action, the delay before it, the cause, and the reason in words."""
+    """The reaction to a failure: the action, the delay before it, the cause, and the reason in words."""
 
     action: Action
     delay_s: float

@@ -1,4 +1,4 @@
-"""One node's checkpoint directory, as its replica server and its agent use it; every method may wait for the disk. A
+"""A node's checkpoint directory, as its replica server and its agent use it; every method may wait for the disk. A
 Held is the entry of a disk's list about one checkpoint: its identity, and the names of its files that are there and
 that are missing. A Save is that identity alone.
 """

@@ -57,7 +57,7 @@ _GPU_WORK = GpuWork()
 
 
 class DeviceTrial(NamedTuple):
-    """One part of the check; `run` returns a short result, or raises WrongResult."""
+    """A part of the check; `run` returns a short result, or raises WrongResult."""
 
     name: str
     run: Callable[[], str]

@@ -44,7 +44,7 @@ class Ending:
 
 
 class _Line(msgspec.Struct):
-    """One line that the checking program printed: the device and its name, a part that `begins`, a part's result
+    """A line that the checking program printed: the device and its name, a part that `begins`, a part's result
     (`fit`, or what was `expected` and `seen`), why the device cannot be checked (`unable`), or that all is `done`.
     """
 

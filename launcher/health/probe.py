@@ -54,7 +54,7 @@ _to_server: msgspec.json.Decoder[Ping | Give | Take | Go] = msgspec.json.Decoder
 
 
 class Prober:
-    """One node's part in measuring links: it listens on its own address, and `measure` connects to another node's."""
+    """A node's part in measuring links: it listens on its own address, and `measure` connects to another node's."""
 
     def __init__(self, node: int, address: str, key: bytes) -> None:
         self.port = 0

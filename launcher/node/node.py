@@ -1,4 +1,4 @@
-"""One node's agent: it prepares the node, keeps the connection to the coordinator, and starts and stops ranks on the
+"""A node's agent: it prepares the node, keeps the connection to the coordinator, and starts and stops ranks on the
 coordinator's orders. A generation is one set of ranks that train together. A zygote is a process that has imported
 torch and forks ranks; the watchdog is one that kills the ranks when the lease, which answered heartbeats renew,
 expires. An attempt is one batch job, or one start on a pool's hosts.

@@ -49,7 +49,7 @@ class HostKey:
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """One line of a known-hosts file: the file, and the line's `number` in it.
+    """A line of a known-hosts file: the file, and the line's `number` in it.
 
     `marker` is `@revoked`, `@cert-authority` or "", `names` the list of host names or patterns, `kind` the algorithm,
     `blob` the key's bytes.

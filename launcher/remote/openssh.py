@@ -123,7 +123,7 @@ class SshProcess(ProgramChannel):
 
 
 class OpenSshTransport:
-    """One connection of ssh over which all commands of this process run."""
+    """A connection of ssh over which all commands of this process run."""
 
     peer_address = ""  # only ssh knows it
 

@@ -36,7 +36,7 @@ _JUMP = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One host, and everything that is needed to log in to it.
+    """A host, and everything that is needed to log in to it.
 
     `agent` allows the ssh-agent's keys, `only_these_keys` no others of them than `keys`; `jumps` are the jump hosts,
     nearest first; `known_as` is the host's name in the `known_hosts` files. After `asked_after_s` of silence a

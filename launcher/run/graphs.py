@@ -46,7 +46,7 @@ class GraphDir:
 
 
 class GraphStep(msgspec.Struct, frozen=True):
-    """One step of a graph: its name, the names of the steps that it needs, and the id of its run.
+    """A step of a graph: its name, the names of the steps that it needs, and the id of its run.
 
     `on` is its cluster, None for that of the graph; `brings` are runs whose checkpoints must be copied to it before it
     starts.

@@ -37,7 +37,7 @@ class HangKind(StrEnum):
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """One call on a Python stack: file, line number, function name."""
+    """A call on a Python stack: file, line number, function name."""
 
     file: _Line
     line: _Number
@@ -48,7 +48,7 @@ Frames = Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MOST_FRAMES)]
 
 
 class Collective(msgspec.Struct, frozen=True):
-    """One entry of torch's Flight Recorder: a collective operation that a rank entered, with its tensors' sizes and
+    """An entry of torch's Flight Recorder: a collective operation that a rank entered, with its tensors' sizes and
     types and the stack of the call.
 
     `age_s` is the time since the rank entered it; `p2p` marks a send or receive.
@@ -65,7 +65,7 @@ class Collective(msgspec.Struct, frozen=True):
 
 
 class GroupLook(msgspec.Struct, frozen=True):
-    """One rank's newest collectives (`last`, oldest first) in one process group. `ranks` are the members, none if
+    """A rank's newest collectives (`last`, oldest first) in one process group. `ranks` are the members, none if
     unknown; `entered` is the number of the newest collective.
     """
 

@@ -111,7 +111,7 @@ class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """One entry of avoided.json: a host that was lost, and that attempts of the run do not use before the time
+    """An entry of avoided.json: a host that was lost, and that attempts of the run do not use before the time
     `until`.
     """
 
@@ -123,7 +123,7 @@ class Exclusion(msgspec.Struct, frozen=True):
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """One entry of gone.json: a host that a user has given up for good. An attempt that is handed to the host later
+    """An entry of gone.json: a host that a user has given up for good. An attempt that is handed to the host later
     uses it again.
     """
 
@@ -180,7 +180,7 @@ class RankProcess(msgspec.Struct, frozen=True):
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """One exception of a traceback: its last line, and the module that raised it ("" if unknown); its causes have
+    """An exception of a traceback: its last line, and the module that raised it ("" if unknown); its causes have
     entries of their own.
     """
 
@@ -189,7 +189,7 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class RankExit(msgspec.Struct, frozen=True):
-    """One line of attempts/0001/exits.jsonl: how a rank process ended, and the reason as far as its node knows it.
+    """A line of attempts/0001/exits.jsonl: how a rank process ended, and the reason as far as its node knows it.
 
     `done`: it had reported the end of training. `stopping`: after the agent had sent SIGTERM. `asked`: it had reported
     a request to stop. `left`: by sys.exit. `hung`: killed by the agent. `fenced`: a newer start of the run writes the
@@ -251,7 +251,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class NodeState(msgspec.Struct, frozen=True, gc=False):
-    """One node in state.json: its state, its ranks, the cluster's name for it (`host`), and why it is unfit. Among the
+    """A node in state.json: its state, its ranks, the cluster's name for it (`host`), and why it is unfit. Among the
     states, `waiting` is not usable yet, `up` has ranks, `drained` gets no more ranks, `unknown` does not answer,
     `unfit` has a faulty device or a slow link, and `left` is that of a run that has ended.
     """
@@ -265,7 +265,7 @@ class NodeState(msgspec.Struct, frozen=True, gc=False):
 
 
 class RankState(msgspec.Struct, frozen=True, gc=False):
-    """One rank in state.json: its node, its pid, its state (starting, running, stopping, done, failed), and the last
+    """A rank in state.json: its node, its pid, its state (starting, running, stopping, done, failed), and the last
     step that it has reported.
     """
 
@@ -431,7 +431,7 @@ class DrainRequest(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of events.jsonl: what happened, when, and its cause and evidence.
+    """A line of events.jsonl: what happened, when, and its cause and evidence.
 
     `text` is a line for people, `brief` a few words of it. A failure has `where` (frame of user code), `signal`,
     `code`, `said` (last line of the log), `left_out` (file that was not frozen), the `steps` of its generation and of

@@ -15,7 +15,7 @@ from launcher.run.records import Labels, Origin
 
 
 class About(msgspec.Struct, frozen=True):
-    """What `launch status --json` prints about a run: arguments, description, commit, and labels that users gave it.
+    """The part of `launch status --json` that describes a run: arguments, description, commit, and labels by users.
     `command` is set instead of `args` for a shell command; `dirty` tells whether files differed from the commit (None:
     no commit is known); `called` is the name that a user gave the run.
     """

@@ -36,7 +36,7 @@ class Condition(StrEnum):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """One row of `launch checkpoints`, in the form that its --json prints. `kind` is step, or best for one selected by
+    """A row of `launch checkpoints`, in the form that its --json prints. `kind` is step, or best for one selected by
     a monitored value; `reason` says why it is not complete; `finite` tells whether each weight is a finite number. The
     fields from `saved_at` to `finite` are None if the manifest cannot be read.
     """

@@ -62,7 +62,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the compared runs with its facts; `about` has its arguments and its commit, `figures` are summaries of its
+    """A compared run with its facts; `about` has its arguments and its commit, `figures` are summaries of its
     metrics by name, `plan` is that of its newest attempt (None: cannot be read), and `found` are the environments of
     its nodes.
     """

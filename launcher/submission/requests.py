@@ -47,8 +47,9 @@ Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML tex
 
 @dataclass(frozen=True, slots=True)
 class ShippedRun:
-    """What another machine tells about a run that it submits to this one: the id it wants, its index among repeated
-    runs, the numbers of its first attempts, its earlier events, checkpoints to continue from, and when to start.
+    """Facts that another machine sends with a run that it submits to this one: the id it wants, its index among
+    repeated runs, the numbers of its first attempts, its earlier events, checkpoints to continue from, and when to
+    start.
     """
 
     run_id: RunId | None = None  # the id that it should have here, if it is free

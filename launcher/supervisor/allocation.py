@@ -79,7 +79,7 @@ def _agents_here(keep: Sequence[int], plan: Plan, attempt: AttemptDir) -> list[A
 
 
 class Allocation:
-    """One attempt, supervised from this machine; `carry_out` returns how the attempt ended, once all its processes on
+    """An attempt, supervised from this machine; `carry_out` returns how the attempt ended, once all its processes on
     this machine have exited.
 
     If another attempt follows, a standby (a process with finished imports) that an agent here has left stays alive: it

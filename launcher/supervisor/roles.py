@@ -41,7 +41,7 @@ AgentsOf = Callable[[Plan, AttemptDir], Sequence[AgentProcess]]  # of a role: no
 
 @dataclass(slots=True)
 class _Part:
-    """One role, or one rank of a role whose ranks restart alone: its run directory, its attempt and its agents."""
+    """A role, or one rank of a role whose ranks restart alone: its run directory, its attempt and its agents."""
 
     run: RunDir
     plan: Plan  # the role's plan, with the frozen code and the addresses of all roles filled in

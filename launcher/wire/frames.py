@@ -124,7 +124,7 @@ def complain(text: str) -> None:
 
 
 class Wire(Generic[In, Out]):
-    """One authenticated connection: `receive` returns messages in order and None at the end, `send` never blocks."""
+    """An authenticated connection: `receive` returns messages in order and None at the end, `send` never blocks."""
 
     def __init__(
         self,

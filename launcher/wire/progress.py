@@ -48,7 +48,7 @@ class ExceptionReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One line from a rank: the fields that have a meaning of their own; other numbers are metrics.
+    """A line from a rank: the fields that have a meaning of their own; other numbers are metrics.
 
     `done` is True once the training is complete, so that a later failure does not count, and False if there is more to
     do after all; `called_exit` and `start_failed` come from the rank's starter; `can_continue` is the generation in

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Save(NamedTuple):
-    """One save of a checkpoint: its step and a random name, the nonce, as a step may be saved again.
+    """A save of a checkpoint: its step and a random name, the nonce, as a step may be saved again.
 
     Its files may be on one disk or several.
     """

@@ -96,7 +96,7 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class Replica:
-    """One rank's state in a training in which each rank has the whole model, ready to be sent.
+    """A rank's state in a training in which each rank has the whole model, ready to be sent.
 
     It refers to the live tensors, and must be sent before they change.
     """

@@ -38,7 +38,7 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """One rank's shards and the shared state, after the step of its snapshot.
+    """A rank's shards and the shared state, after the step of its snapshot.
 
     `weights` has this rank's shards by name, `states` the optimizers' by optimizer and parameter. The tensors are the
     live ones, not copies.

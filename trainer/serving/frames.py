@@ -45,7 +45,7 @@ def message_in(body: bytes) -> Any:
 
 
 class MessageSocket:
-    """One blocking end of a socket pair, over which messages and file descriptors are sent."""
+    """A blocking end of a socket pair, over which messages and file descriptors are sent."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end

@@ -69,8 +69,8 @@ _MOST_COMPARED = 20
 
 @dataclass(frozen=True)
 class Board:
-    """What all routes share. `actions` allows pages to act on runs, `first` are the runs with which the page opens,
-    `keys` the token, `measured` the metrics in memory, and `survey` the state of clusters.
+    """The state that all routes share. `actions` allows pages to act on runs, `first` are the runs with which the page
+    opens, `keys` the token, `measured` the metrics in memory, and `survey` the state of clusters.
     """
 
     actions: bool = False

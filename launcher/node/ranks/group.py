@@ -105,7 +105,7 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank of this node: its process, its pipes, its log, and how it ended. `number` is its rank among all ranks,
+    """A rank of this node: its process, its pipes, its log, and how it ended. `number` is its rank among all ranks,
     `local` its place on this node.
 
     `hung` means that the coordinator found it hung, `dumps` that it writes its stacks because the agent asked,

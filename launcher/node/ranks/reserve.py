@@ -34,7 +34,7 @@ _SPARE_TRIES = 2  # in a generation, beyond one for each place: there may be no 
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """One process in reserve: its pipes, its pid, whether it has ended, and whether it was reported as ready.
+    """A process in reserve: its pipes, its pid, whether it has ended, and whether it was reported as ready.
 
     `told_of` holds the variables (such as sizes) that it began with. `tell` is None until it becomes a rank, and then
     receives its death.

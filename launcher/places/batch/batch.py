@@ -113,7 +113,7 @@ class Phase(StrEnum):
 
 
 class QueuedJob(msgspec.Struct, frozen=True):
-    """One job, or one element of an array, as the scheduler or its accounting shows it.
+    """A job, or one element of an array, as the scheduler or its accounting shows it.
 
     `word` is the scheduler's own name for the state, `text` its explanation, `element` (the array's id, the number of
     the run from 0). `starts_at` is an estimate, `ends_at` follows from the time limit, `ended_as` is how the run ended

@@ -1,4 +1,4 @@
-"""One zygote that is shared by all runs which one process submits on this machine: it imports torch once, and each run
+"""A zygote that is shared by all runs which one process submits on this machine: it imports torch once, and each run
 gets a copy of it by fork.
 
     conductor ── SharedZygote ── zygote.py lend ── fork ─► supervisor of a run, by exec

@@ -39,7 +39,7 @@ class HostLimits:
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One entry of hosts.json: a host of an attempt, and how to reach the launcher there."""
+    """An entry of hosts.json: a host of an attempt, and how to reach the launcher there."""
 
     host: SshHost
     agent: bool  # whether the keys of the SSH agent may be used

@@ -18,7 +18,7 @@ Content = tuple[str | None, str | None, bool]
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """One file that is new, gone or changed: the number of lines added and removed, and the unified diff without its
+    """A file that is new, gone or changed: the number of lines added and removed, and the unified diff without its
     header.
 
     `note` says why there is no diff, or what changed besides the text.

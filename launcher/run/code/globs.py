@@ -14,7 +14,7 @@ _SPECIAL = frozenset("*?[")
 
 @dataclass(frozen=True)
 class Glob:
-    """One pattern of `code.include` or `code.exclude`."""
+    """A pattern of `code.include` or `code.exclude`."""
 
     pattern: str
 

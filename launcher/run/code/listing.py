@@ -24,7 +24,7 @@ _IMPORTED = ("/", ".py", ".so")  # what git ignores of a package all the same: `
 
 
 class CodeFile(msgspec.Struct, frozen=True, gc=False):
-    """One file of a project's code: a regular file, or a symbolic link with its target in `link`."""
+    """A file of a project's code: a regular file, or a symbolic link with its target in `link`."""
 
     path: str  # relative to the root; os.fsencode gives back its bytes
     size: int

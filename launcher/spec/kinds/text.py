@@ -60,7 +60,7 @@ class Text(Leaf, frozen=True):
 
 
 class Choice(Leaf, frozen=True):
-    """One of the words in `options`."""
+    """A value that is one of the words in `options`."""
 
     options: tuple[str, ...]
 

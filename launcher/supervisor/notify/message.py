@@ -25,7 +25,7 @@ _ENDED = {
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One notification; `key` is unique in the run, so that each is sent once.
+    """A notification; `key` is unique in the run, so that each is sent once.
 
     `kind` is started, restarted, stalled, ended or test; `where` the frame of user code that failed; `tail` the last
     lines of the failed rank's log; `next` a command for the user; `role` is "" if it is about the whole run.

@@ -23,7 +23,7 @@ class MailServer(msgspec.Struct, frozen=True):
 
 
 class Recipient(msgspec.Struct, frozen=True):
-    """One recipient of notifications: a web or mail address, or a command (`argv`). Deliveries are recorded under its
+    """A recipient of notifications: a web or mail address, or a command (`argv`). Deliveries are recorded under its
     `id`, such as slack-1.
     """
 

@@ -39,7 +39,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class SlotHolder:
-    """One announcement of held slots: `number` is the number of a GPU, or a count of CPU slots.
+    """An announcement of held slots: `number` is the number of a GPU, or a count of CPU slots.
 
     User and run are empty if only the lock of a GPU is known.
     """
@@ -52,7 +52,7 @@ class SlotHolder:
 
 @dataclass(frozen=True)
 class SlotWaiter:
-    """One run that waits for slots: since when (`stamp`, Unix time in ms), whose it is, and what it needs. `priority`
+    """A run that waits for slots: since when (`stamp`, Unix time in ms), whose it is, and what it needs. `priority`
     counts among runs of the same user; the highest is served first.
     """
 

@@ -50,7 +50,7 @@ class WriteBehind:
 
 
 class LogFile:
-    """One rank's log, as its agent reads it; the rank itself writes the log."""
+    """A rank's log, as its agent reads it; the rank itself writes the log."""
 
     def __init__(self, path: Path, behind: WriteBehind | None = None) -> None:
         """Read the log at `path`; `behind` writes the times of growth without blocking the caller of `grew`."""

@@ -32,7 +32,7 @@ _Key = tuple[int, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
-    """One report of metrics by a rank."""
+    """A report of metrics by a rank."""
 
     step: int
     at: float  # Unix time at which it arrived

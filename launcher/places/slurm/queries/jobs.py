@@ -37,7 +37,7 @@ _JOBS_OF_A_ROW = re.compile(f"{JOB_ID.pattern}|{_ELEMENTS.pattern}")
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
-    """One job, or one element of an array, as squeue or sacct shows it.
+    """A job, or one element of an array, as squeue or sacct shows it.
 
     `id` is the form that commands accept (`5_3` in an array), `raw_id` the job's own SLURM_JOB_ID, `array` (the array's
     id, the index). `starts_at` is an estimate, `ends_at` follows from the time limit. Exit code, signal and

@@ -11,7 +11,7 @@ _PARTITIONS = "`sinfo` lists what there is"
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """One known refusal: a part of Slurm's message (`sign`), its meaning in plain `words`, and what the user can do
+    """A known refusal: a part of Slurm's message (`sign`), its meaning in plain `words`, and what the user can do
     (`cure`).
     """
 

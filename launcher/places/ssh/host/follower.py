@@ -27,7 +27,7 @@ _ROLES_S = 0.1  # a shared disk does not wake us
 
 
 class Follower:
-    """One attempt on a host that does not lead it: the host runs its agent and watches the leader."""
+    """An attempt on a host that does not lead it: the host runs its agent and watches the leader."""
 
     def __init__(self, supervisor: SupervisorState, wakeup: Wakeup) -> None:
         self._supervisor, self._wakeup = supervisor, wakeup

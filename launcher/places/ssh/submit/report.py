@@ -33,7 +33,7 @@ _OVERLAP = 4096  # bytes of the events that are asked for again: do they continu
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """One host's report on a run, with the new parts of its files."""
+    """A host's report on a run, with the new parts of its files."""
 
     host: str
     head: RunReport  # the report itself
