@@ -194,9 +194,7 @@ class TakeOver:
         if not self._supervisor.ballot.leaderless:
             self._since = time.time()
             self._give_up_at = time.monotonic() + GIVE_UP_WAITS * self._supervisor.patience_s
-            for number in self._supervisor.rpc.others:
-                if self._supervisor.rpc.peer(number).host == self._supervisor.leader:
-                    self._supervisor.rpc.suspect(number)
+            self._supervisor.rpc.suspect(self._supervisor.leader)
         self._supervisor.lose_leader()
 
     def look(self) -> int | None:

@@ -111,12 +111,13 @@ class SupervisorRpc:
         """
         return self.ask(question, [whom], limit_s).get(whom)
 
-    def suspect(self, number: int) -> None:
-        """Treat host number `number` as silent until it answers, so that no question waits long for it. The caller has
-        a reason: the agent on this host has lost its connection to that host.
+    def suspect(self, host: str) -> None:
+        """Treat the supervisor on this host as silent until it answers, because the agent here has lost it: no question
+        waits long for its answer. Do nothing if `host` is this host.
         """
-        if number in self._peers:
-            self._gone_since.setdefault(self._peers[number], inf)
+        for peer in self._peers.values():
+            if peer.host == host:
+                self._gone_since.setdefault(peer, inf)
 
     def gone(self, for_s: float) -> set[int]:
         """Return the numbers of the hosts that have refused connections for more than `for_s` seconds, and so have no

@@ -78,7 +78,7 @@ def test_a_silent_host_delays_no_answer_of_the_others_and_is_found_when_it_is_ba
     asker, address, port = rpcs[0], "127.0.0.2", rpcs[1].port
     rpcs.pop(1).close()
     with socket.create_server((address, port)):
-        asker.suspect(1)
+        asker.suspect("host1")
         began = time.monotonic()
         for question in (Ask(), Replica(0, 1, "state.json", -1, "")):
             assert asker.ask(question, limit_s=120.0).keys() == {2}

@@ -105,7 +105,7 @@ class FakeRpc:
     def all_gone(self, for_s):
         return self._table.gone
 
-    def suspect(self, number):
+    def suspect(self, host):
         pass
 
     def ask(self, question, whom=None, limit_s=0.0):
