@@ -6,16 +6,15 @@ It boots while the submitter still freezes code, reports on UP_FD that it is up,
 What differs between places is the strategy: see `strategy.py` and `standby.py`.
 """
 
-import gc
 import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from launcher.errors import LaunchError
+from launcher.programs import import_at_start
 from launcher.run.durable import Damaged
 from launcher.run.patience import waiting_for_disks
 from launcher.run.processes import name_this
@@ -36,10 +35,7 @@ def main(argv: Sequence[str]) -> int:
     path, folder, *words = argv
     module, _, name = path.partition(":")
     try:
-        gc.disable()  # what imports make stays: looking through it takes a tenth of the start
-        of_place = cast("type[Strategy]", getattr(import_module(module), name))
-        gc.freeze()
-        gc.enable()
+        of_place = cast("type[Strategy]", getattr(import_at_start(module), name))
         if not of_place.stands_by:
             os.umask(0o077)
             return supervise(of_place(Path(folder), words), io.BytesIO())
