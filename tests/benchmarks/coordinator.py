@@ -1,4 +1,4 @@
-"""Measure the speed of the coordinator, the process that starts and restarts a run's ranks, with up to 12,500 nodes.
+"""Measure the speed of the coordinator, the part of an agent that decides when ranks start, with up to 12,500 nodes.
 
     uv run python tests/benchmarks/coordinator.py [--write]
 
