@@ -47,10 +47,10 @@ def main():
         middle = statistics.median(good)
         spread = f"{good[0]:.2f}-{good[-1]:.2f}"
         table.append(f"| {health} | {len(good)} of {len(every)} | {middle:.2f} | {spread} | {middle / base:.2f} |")
-    told = f"{statistics.median(checks):.2f} s ({min(checks):.2f}-{max(checks):.2f})"
+    told = f"{statistics.median(checks):.2f} s (median; {min(checks):.2f}-{max(checks):.2f})"
     notes = (
         f"The job had {args.ranks} ranks on one node without a GPU. One check of the node's health took {told}. "
-        f"Seed {args.seed}."
+        f"The seed {args.seed} drew the times and ranks of the kills."
     )
     publish("health", "\n".join([*table, "", notes]), write=args.write)
 
