@@ -1,8 +1,9 @@
-"""An agent process that starts before it has an attempt to serve: `python -m launcher.node RUN_DIR @FD NODE`. It is
-left by an agent that dies, and the supervisor makes it the next agent.
+"""An agent process that starts before it has an attempt to serve: `python -m launcher.node RUN_DIR @FD NODE`. For
+a run on this machine, the supervisor starts it while `launch submit` still prepares the run, to become the agent of
+node 0. Later it is the standby of a dead agent's zygote (`zygote.py`), and becomes the next agent.
 
-The process is the standby of the dead agent's zygote (`zygote.py`). Over the descriptor FD, a socket, it receives the
-arguments and descriptors that `AgentPlace.take` (`supervisor/agent_processes.py`) sends.
+Over the descriptor FD, a socket, it receives the arguments and descriptors that `AgentPlace.take`
+(`supervisor/agent_processes.py`) sends.
 """
 
 import json

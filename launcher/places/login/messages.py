@@ -2,7 +2,7 @@
 cluster's name on the login node, `folder` its folder for code and runs, `token` a submit token, by which a repeated
 request is recognised.
 
-README.md has a picture. Login nodes with version 0.1.0 understand all of these requests.
+README.md lists which modules send them. Login nodes with version 0.1.0 understand all of these requests.
 """
 
 from typing import Annotated

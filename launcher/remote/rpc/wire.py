@@ -20,7 +20,7 @@ from launcher.remote.shipping.tree import FileEntry
 from launcher.run.durable import NOT_JSON
 from launcher.states import VERSION
 
-WIRE = 6
+WIRE = 6  # version of the messages; increase it if older versions of launch cannot read a changed message
 _MARK = b"launch-far "
 _OLD_MARK = b"launch-there"  # the only greeting of a host's server up to wire 3
 _LONGEST_LINE = 64 << 20

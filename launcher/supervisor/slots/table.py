@@ -133,7 +133,10 @@ def occupancy(table: str | None = None) -> Occupancy:
 
 
 def lock_name(gpu: str) -> str:
-    """Return the name of the abstract unix socket that a process binds to lock a GPU; `gpu` is the GPU's number."""
+    """Return the name of the abstract unix socket that a process binds to lock a GPU. `gpu` is the GPU's name in
+    CUDA_VISIBLE_DEVICES, usually its number; a run that names the same GPU by its UUID binds another socket, so neither
+    run sees that the other has it.
+    """
     return f"launch/{GPU}/{gpu}"
 
 
