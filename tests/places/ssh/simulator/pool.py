@@ -145,12 +145,16 @@ class Pool:
     def _take_aim(self):
         """Begin three faults of which each follows from the one before, and which have to hit at a certain moment.
 
+        Each kind lets random seeds find one mistake, which `test_simulator.py` puts into the code.
+
         - "vote": the leader is cut off; a voter and its candidate lose power right after the vote, and only the voter
-          is back when the leader asks it.
-        - "end": the leader is lost; a candidate is cut off as it opens an attempt; who ends the run then is lost.
+          is back when the leader asks it. The mistake: a vote is not fsynced.
+        - "end": the leader is lost; a candidate is cut off as it opens an attempt; who ends the run then is lost. The
+          mistake: a host that takes over writes the run's end into the attempt before.
         - "history": a rank dies while the leader does not reach the host that is first to take over, and the leader is
-          lost once half of the voters have that failure.
+          lost once half of the voters have that failure. The mistake: votes do not compare histories.
         - "lease": what the others send to the leader takes longer and longer, and then they receive nothing from it.
+          The mistake: a lease counts from the receipt of a heartbeat.
         """
         chance, world, now = self._aimed, self.world, self.world.now
         host = next((one for one in self.hosts if one.takes_part and one.supervisor.ballot.voter.leads), None)
