@@ -178,9 +178,10 @@ def place_best(
 ) -> list[Path]:
     """Make a checkpoint the best one, and return the folders of the previous best ones, for the caller to `remove`.
 
-    The files are hard links where the disk allows, else copies. `token` is this start's own, `info` is added to the
-    manifest, and `run_dir` is the run's folder, whose FENCE (the newest attempt) is checked too. Raises Fenced if a
-    newer start or attempt exists, OSError or CheckpointDamaged.
+    The files are hard links where the disk allows, else copies. Damage to a file with hard links affects the best
+    checkpoint and that of its step. `token` is this start's own, `info` is added to the manifest, and `run_dir` is the
+    run's folder, whose FENCE (the newest attempt) is checked too. Raises Fenced if a newer start or attempt exists,
+    OSError or CheckpointDamaged.
     """
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)
