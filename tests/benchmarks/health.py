@@ -1,4 +1,5 @@
-"""Measure how much longer the recovery from kill -9 of a rank takes with `recovery: {health: true}`.
+"""Measure how much longer the recovery from kill -9 of a rank takes with `recovery: {health: true}`, which
+tests cores, memory, GPUs and links of the nodes before ranks start again.
 
     uv run python tests/benchmarks/health.py [--pairs 10] [--ranks 2] [--write]
 

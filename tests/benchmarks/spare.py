@@ -162,9 +162,12 @@ def beside_copies(args, chance):
                 taken[way].append(loss(POWER_CUT, HOT, args, chance, strategy, checkpoint))
         table += [row_of_way(strategy, way, losses, taken["memory_every"]) for way, losses in taken.items()]
     notes = (
-        "The power of one of 2 nodes with one rank each was cut, and a spare node replaced it, with "
-        f"`recovery: {{mode: hot}}`. Snapshots were made in memory every {args.memory_every} steps, and a checkpoint "
-        f"on disk every {EVERY_S} s. Seed {args.seed}."
+        "All processes of one of two nodes with one rank each were killed, as by a power cut, and a spare node "
+        f"replaced it, with `recovery: {{mode: hot}}`. Snapshots were made in memory every {args.memory_every} steps, and a "
+        f"checkpoint on disk every {EVERY_S} s. In the row `memory_every` (the option `checkpoint.memory_every` alone) "
+        "the snapshots of the lost node were lost; in the row `and buddy` (with `checkpoint.buddy`, too) the other "
+        'node had a copy of them. "Of without" is the median of "next step of all" divided by that of the row '
+        f"`memory_every`. Seed {args.seed}."
     )
     publish("spare-shards", "\n".join([*table, "", notes]), write=args.write, title="spare.py --shards", what=SHARDS)
 
