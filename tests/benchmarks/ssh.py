@@ -198,9 +198,9 @@ _PROBE = str(HERE.parents[1] / "launcher" / "places" / "ssh" / "probe_there.py")
 _BOTH = ("launcher.places.ssh.host.server", "launcher.places.ssh.host.receive", "launcher.supervisor.__main__",
          "launcher.places.ssh.host.host_supervisor")  # fmt: skip
 PARTS = {
-    "checking the host": [_PROBE, '{"workdir": "~/launch"}'],
-    "answering the submitter": ["-m", "launcher.programs", "host"],
-    "answering, receiving the run and supervising it as a fork": ["-c", f"import {', '.join(_BOTH)}"],
+    "the first": [_PROBE, '{"workdir": "~/launch"}'],
+    "the second, if it only answers the submitter": ["-m", "launcher.programs", "host"],
+    "the second, with all modules that it and its fork import": ["-c", f"import {', '.join(_BOTH)}"],
 }
 
 
@@ -295,8 +295,9 @@ def table_of_many(folder, args):
         shown = [took, own, theirs, theirs / count, status, asking, *logins(folder / f"logins-{count}", count)]
         rows.append(f"| {count} | {' | '.join(f'{value:.2f}' for value in shown)} |")
     parts = "; ".join(f"{what} {ms:.0f}" for what, ms in parts_of_a_host().items())
-    cost = f"Their CPU time, in ms: {parts}. Disks of hosts are in memory."
-    rows.append(f"\nOn each host a submit starts two Python processes, and the second forks the supervisor. {cost}")
+    cost = f"CPU time, in ms: {parts}. Disks of hosts are in memory."
+    second = "The second answers the submitter, receives the run and forks the supervisor."
+    rows.append(f"\nOn each host a submit starts two Python processes. The first checks the host. {second} {cost}")
     return "\n".join(rows)
 
 
