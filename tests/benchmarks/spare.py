@@ -208,7 +208,10 @@ def main():
     notes = (
         f"The run had 2 nodes with one rank each, and a spare node (seed {args.seed}). A node without "
         f"contact counts as lost after {args.lease_s:g} s. "
-        "`launch` means `recovery: {mode: warm}`, `launch, hot` means `mode: hot`."
+        "In the rows `launch` the spec has `recovery: {mode: warm}`: all ranks start again from a checkpoint. In the "
+        "rows `launch, hot` it has `mode: hot`: the other rank stays, and sends its state to the new one. "
+        '"Known" is when launch recorded the loss, "decided" when it began the restart. '
+        '"Of warm" divides the time until the next step by that of the row `launch` of the same fault.'
     )
     publish("spare", "\n".join([*table, "", notes]), write=args.write)
 
