@@ -164,7 +164,8 @@ def beside_copies(args, chance):
     notes = (
         "All processes of one of two nodes with one rank each were killed, as by a power cut, and a spare node "
         "replaced it, with `recovery: {mode: hot}`. Snapshots were made in memory every "
-        f"{args.memory_every} steps, and a checkpoint on disk every {EVERY_S} s. In the row `memory_every` (the option `checkpoint.memory_every` alone) "
+        f"{args.memory_every} steps, and a checkpoint on disk every {EVERY_S} s. In the row `memory_every` (the "
+        "option `checkpoint.memory_every` alone) "
         "the snapshots of the lost node were lost; in the row `and buddy` (with `checkpoint.buddy`, too) the other "
         'node had a copy of them. "Of without" is the median of "next step of all" divided by that of the row '
         f"`memory_every`. Seed {args.seed}."
