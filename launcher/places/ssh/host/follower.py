@@ -214,7 +214,10 @@ class TakeOver:
             return None
         answers = {number: one for number, one in answers.items() if one.has_vote}
         without = {number: one for number, one in answers.items() if one.leaderless}
-        if not supervisor.ballot.is_next_in_line(own, without) or len(without) < len(answers):
+        is_next = supervisor.ballot.is_next_in_line(own, without)
+        # hosts that accepted an attempt of this host which too few others accepted; they wait for this host to lead
+        without |= {number: one for number, one in answers.items() if one.led_by == supervisor.host}
+        if not is_next or len(without) < len(answers):
             return None  # another host's turn, or some hosts still have a leader
         if supervisor.status().has_vote and enough(supervisor, without, leads=False):
             return self._take_over(without)

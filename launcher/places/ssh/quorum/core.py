@@ -130,10 +130,10 @@ class Voter:
 
     @property
     def has_vote(self) -> bool:
-        """Return whether this host is a voter in each of its attempts; one that came back later works and does not
-        vote.
+        """Return whether this host is a voter in the newest attempt that it has accepted; one that came back later
+        works and does not vote.
         """
-        return all(self.me in opening.voters for opening in self.openings)
+        return self.me in self.newest.voters
 
     @property
     def counts(self) -> bool:

@@ -408,6 +408,21 @@ def test_a_proposal_that_too_few_take_up_is_no_attempt(table):
     assert [one.ballot.voter.settled for one in table.supervisors] == [True] * 3
 
 
+def test_who_accepted_an_attempt_that_too_few_others_did_is_asked_again_by_its_leader(tmp_path):
+    """It waited for that leader, which waited for it to miss a leader: the run stood still for five times `wait`."""
+    table = Table(tmp_path, size=5)
+    table.lose(0)
+    for number in (3, 4):
+        table.deafen(number, OpenAttempt)
+    candidate = TakeOver(table.supervisors[1])
+    assert candidate.look() is None
+    table.supervisors[2].move(2)
+    assert not table.supervisors[2].ballot.leaderless
+    table.deaf_to = {}
+    assert candidate.look() == 3
+    assert table.supervisors[2].ballot.accepted.attempt == 3
+
+
 def test_a_leader_whose_number_had_a_vote_takes_a_newer_one(table):
     assert taken(table, table.supervisors[1], [0, 2]) is None, "they hear their leader"
     table.lose(0)

@@ -125,6 +125,15 @@ def test_who_has_voted_for_another_is_not_counted_as_heard():
     assert not guest.has_vote and not guest.counts
 
 
+def test_a_voter_of_the_newest_attempt_votes_also_while_one_without_it_is_not_settled():
+    before = (Opening(1, 0, frozenset({0, 1, 2, 3})), Opening(2, 0, frozenset({0, 1})))
+    late = Voter(3, (3, 1), (*before, Opening(3, 1, frozenset({1, 2, 3}))))
+    assert late.has_vote and late.counts
+    assert not late.carries({1, 2}), "half of the voters of attempt 2 are not enough without its leader"
+    assert late.carries({0, 1, 2})
+    assert not Voter(3, (2, 0), before).has_vote
+
+
 def test_ranks_start_once_those_of_the_last_attempt_have_ended():
     assert may_vote_from(101.0, 10.0) == 111.0
     assert [may_start_from(50.0, 10.0, all_ended=ended) for ended in (True, False)] == [50.0, 60.0]

@@ -146,6 +146,14 @@ RUNS_THAT_STAND_STILL = {
         FOLLOWER, "answers = {number: one for number, one in answers.items() if one.has_vote}", "pass",
         ELECTIONS, "holds_nobody_up",
     ),
+    "a host waits for a leader that waits for it to miss a leader": (
+        FOLLOWER, "without |= {number: one for number, one in answers.items() if one.led_by == supervisor.host}",
+        "pass", SUPERVISORS, "accepted_an_attempt",
+    ),
+    "a voter of an attempt has no vote, as one before it is not settled": (
+        CORE, "return self.me in self.newest.voters",
+        "return all(self.me in opening.voters for opening in self.openings)", CORES, "not_settled",
+    ),
     "a host with older records comes first": (
         BALLOT, "return not any((-one.accepted, -one.history, number) < mine", "return not any(number < self.me",
         SUPERVISORS, "older_history",

@@ -62,6 +62,7 @@ FOUND = {
     "a supervisor is lost as it ends a run": 1016,
     "power is cut while a request that comes twice is answered": 755,
     "a leader loses power once only some hosts have begun": 1345271838,
+    "a host opens an attempt that too few others accept": 3820371594,
 }
 
 
