@@ -117,8 +117,10 @@ class ReplicaServer:
             await self._answer(link, request)
 
     async def _answer(self, link: ReplicaLink, request: protocol.ToServer) -> None:
-        """Carry out one request of the peer; raise WireError for a Go, which asks for contents that were offered, since
-        this server has offered none.
+        """Carry out one request of the peer.
+
+        A Go is the peer's answer to an offer of contents, and is received where the offer is made (`ReplicaLink.give`).
+        A Go that arrives here answers no offer, so WireError is raised.
         """
         match request:
             case protocol.List():

@@ -338,10 +338,13 @@ class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
     """coordinator → agent: inspect the live ranks of this generation (their stacks, their collectives and the kernel's
     counters), then answer with a Looked for each. With `times`, answer with an Entered for each instead, which has the
     times at which it entered its newest collectives.
+
+    Looks with and without `times` are numbered separately. Answers repeat `number`, so that the coordinator ignores
+    those to an earlier Look.
     """
 
     generation: int
-    number: Count
+    number: Count  # of this Look, which its answers repeat
     times: bool = False  # send only the times at which ranks entered their collectives
 
 

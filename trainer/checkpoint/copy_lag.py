@@ -28,11 +28,12 @@ class CopyLag:
         self._gave_up = False
 
     def waits(self, disks: Sequence[Stock], copied_bytes: int, saved_at: Mapping[int, float]) -> bool:
-        """Return whether the next save has to keep waiting: the limit is exceeded, and copies still arrive.
+        """Return whether the next save has to keep waiting: copies lag by more than the limit, and still arrive.
 
-        The caller asks again and again until the answer is False, which it always is with a single disk. `disks` has
-        for each disk its checkpoint files, by save, and `copied_bytes` is the size of all copies so far. `saved_at`
-        gives the time of each save by step, in seconds since 1970.
+        The limit is how many steps or seconds the newest checkpoint may be ahead of the newest copied one. The caller
+        asks again and again until the answer is False, which it always is with a single disk. `disks` has for each disk
+        its checkpoint files, by save, and `copied_bytes` is the size of all copies so far. `saved_at` gives the time of
+        each save by step, in seconds since 1970.
         """
         newest, safe = max(saved_at, default=0), safest(disks)
         if len(disks) < 2 or not self._is_exceeded(newest, safe, saved_at):

@@ -152,5 +152,7 @@ def last_value(measured: MeasuredRun) -> LastValue | None:
 
 
 def _main_metric(names: Sequence[str]) -> str:
-    """Return the metric in `names` that represents a run: its loss, else the first one; "" if there is none."""
+    """Return the metric in `names` that represents a run: the first that is a loss, else the first one; "" if there is
+    none. A metric is a loss if its name is `loss` or ends in `/loss`.
+    """
     return next((name for name in names if name == "loss" or name.endswith("/loss")), names[0] if names else "")

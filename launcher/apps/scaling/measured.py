@@ -13,9 +13,9 @@ _TRACED = "traced/"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """The speed of one training in one or several runs: samples per second and seconds per step for each logged line,
-    the `shares` of a traced step by kind of work, (bytes, messages) that a rank `sent` per step, and the bytes of all
-    trained parameters (0: nothing was traced).
+    """The speed of one training in one or several runs: samples per second and seconds per step for each logged line of
+    all runs, the most memory that a rank used, the `shares` of a traced step by kind of work, (bytes, messages) that a
+    rank `sent` per step, and the bytes of all trained parameters (0: nothing was traced).
     """
 
     rates: tuple[float, ...]  # samples per second, for each logged line
@@ -33,8 +33,15 @@ class MeasuredSpeed:
 
 
 def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last: int) -> MeasuredSpeed:
-    """Return the speed from the metrics of runs, each given as {step: {metric: value}}; only lines after step `first`
-    and up to `last` count.
+    """Return the speed of a training from the metrics of its runs, each given as {step: {metric: value}}.
+
+    Rates and step times are kept for each logged line, those of all runs one after the other; callers take medians.
+    Only lines after step `first` and up to `last` count. A line's rate is `samples_per_s`; the seconds of its steps are
+    the difference of `elapsed_s` (`at` if there is none) to the line before, divided by the steps between them. The
+    memory is the largest `memory_gb` in any line of any run.
+
+    If steps were traced, the last line with a `traced/step` above 0 gives a run's trace: the metrics `traced/…`. Each
+    run's times by kind of work are divided by its `traced/step`; bytes and messages are means over the runs.
     """
     lines = [line for rows in runs for line in _lines(rows, first, last)]
     memory = [row["memory_gb"] for rows in runs for row in rows.values() if "memory_gb" in row]
