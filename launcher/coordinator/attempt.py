@@ -138,11 +138,11 @@ class Attempt:
         return self.generation
 
     def outvoted(self) -> tuple[int, int] | None:
-        """Return (voters that certainly still follow this coordinator, all voters) if the other voters could elect
-        another leader, else None.
+        """Return (number of voters that certainly still follow this coordinator, number of all voters) if these are
+        fewer than half, so that the other voters could elect another leader. Return None if they are enough, or if the
+        attempt has no voters.
 
-        A node follows as long as its lease runs. Voters count whether they have ranks or not, as any of them may have
-        been cut off.
+        A voter follows as long as its node's lease runs, whether it has ranks or not.
         """
         if not self.nodes.voters:
             return None

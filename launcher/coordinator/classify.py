@@ -163,12 +163,12 @@ def _is_of_a_peer(raised: Raised) -> bool:
 
 
 def culprit(exits: Sequence[RankExit]) -> RankExit:
-    """Return the exit, of those in `exits`, to report as the cause: that of the first rank that failed by itself, or of
-    the lowest rank that failed in the same way.
+    """Return the exit, of those in `exits`, to report as the cause: that of the first rank in them that failed by
+    itself, or of a lower rank that failed in the same way: with the same exit code or signal and the same exception.
 
-    A rank that failed only because another rank did, or because it was asked to stop, is not the culprit unless there
-    is no other. Which of several equal failures is reported first is chance, so the lowest rank is named: then the same
-    failure names the same rank each time.
+    A rank that failed only because another rank did, or because it was asked to stop, is chosen only if there is no
+    other. Which of several equal failures is recorded first is chance; with the lowest of their ranks the same failure
+    names the same rank each time.
     """
     failures = [end for end in exits if failed(end)] or list(exits)
     own = (end for end in failures if not end.stopping and classify(end) is not Cause.COMMUNICATION)

@@ -279,8 +279,8 @@ class Closer:
             attempt.standing.message = attempt.fenced or why.text
 
     def close_gracefully(self, found: Verdict, text: str) -> None:
-        """Close the last generation of the attempt for the reason in `found`, with time for its ranks to save and exit;
-        `text` is shown meanwhile.
+        """Close the last generation of the attempt for the reason in `found`, and give its ranks the spec's `grace_s`
+        seconds to save and exit. Until they have exited, the run's status shows `text`.
         """
         attempt = self._attempt
         self.close(found, graceful=True)

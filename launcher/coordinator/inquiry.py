@@ -150,8 +150,8 @@ class Inquiry:
         return self.next_check() <= mono and self._times.still_s(mono) >= _STOPPED_S
 
     def _forget_if_outdated(self) -> None:
-        """Drop the verdict if another generation is open, or if a new step was made and `end` has not been called, upon
-        which the generation is closed in any case.
+        """Drop the verdict if it is about an earlier generation, or if a new step was made since. A new step does not
+        count once `end` was called, as the generation is then closed in any case.
         """
         attempt = self._attempt
         if attempt.current.number != self._generation:

@@ -107,8 +107,9 @@ class Opener:
             attempt.ledger.send(index, start)
 
     def _search(self, members: Sequence[KnownNode]) -> Search:
-        """Return, for a run whose nodes have a disk each, which nodes the agents of `members` ask for checkpoints,
-        whether these are all that may have one, and whether ranks may begin without a checkpoint.
+        """Return where the agents of `members` look for checkpoints, in a run whose nodes have a disk each: which nodes
+        they ask, whether no other node may have a checkpoint, whether the run is known to have one, and whether ranks
+        may begin without.
         """
         attempt = self._attempt
         away = attempt.nodes.away(since=attempt.mono - attempt.rules.gone_after_s)

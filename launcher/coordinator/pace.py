@@ -130,7 +130,9 @@ class Pace:
 
 
 def pace_of(history: Iterable[Event]) -> Pace:
-    """Return the progress of a run according to these events."""
+    """Return the progress of a run when its coordinator starts: the last step and the newest checkpoint that the events
+    name. Its rate and metrics are not known yet.
+    """
     events = list(history)
     steps = [event.step for event in events if event.step is not None]
     checkpoints = [event.checkpoint for event in events if event.checkpoint is not None]

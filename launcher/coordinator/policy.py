@@ -137,8 +137,8 @@ def as_explained(history: Sequence[Event]) -> list[Event]:
 
 
 def _since_resumed(history: Sequence[Event]) -> list[Event]:
-    """Return the failures since a user last resumed the run. The cause of an attempt's last failure is the one that was
-    found later, if there is one.
+    """Return the failures since a user last resumed the run. If an event later than an attempt's last failure explains
+    that failure, it is returned with the cause in that event.
     """
     failures: list[Event] = []
     for event in as_explained(history):

@@ -146,8 +146,9 @@ def _serving(generation: Generation | None) -> str:
 
 
 def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> NodeState:
-    """Return the status record of a node, with the numbers of its ranks if it is a member of `generation`. With `over`
-    (the attempt has ended) that means a node that had ranks in it, as none runs any more.
+    """Return the status record of a node, with the numbers of its ranks if it is a member of `generation` (None: none
+    was opened). With `over` the attempt has ended, so that no ranks run, and a node that had ranks in the generation
+    counts as a member.
     """
     member = generation is not None and (
         node.holds == generation.number or (over and bool(generation.of_node(node.index)))

@@ -121,7 +121,9 @@ def crash_in(lines: Sequence[str]) -> Crash:
 
 
 def stacks_in(lines: Sequence[str]) -> list[str]:
-    """Return the lines that faulthandler wrote about threads, without frames of this package."""
+    """Return the lines that faulthandler wrote about threads, for each thread a heading and its frames, without those
+    of the zygote, which is below every rank's program.
+    """
     found, inside = list[str](), False
     for line in lines:
         inside = _THREAD.match(line) is not None or (inside and line.startswith("  "))

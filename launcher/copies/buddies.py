@@ -136,8 +136,8 @@ class Buddies:
             return server, []
 
     async def _bring(self, held: Held, server: ReplicaAddress) -> None:
-        """Fetch one snapshot from another node's `server` into the memory for this node's own snapshots, and record the
-        result as an event.
+        """Fetch one snapshot from another node's `server` into the folder of this node's own snapshots, where its ranks
+        can load it, and record that as an event. Raise WireError or another error of the transfer if it fails.
         """
         async with self._reach(server) as link:
             megabytes = await self._fetch(link, self._memory.own, held) / 1e6

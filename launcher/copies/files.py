@@ -145,7 +145,9 @@ class ReplicaFiles:
         return True
 
     def make_room(self, save: Save) -> bool:
-        """Set aside another checkpoint that has the folder name of `save`; return False if there is none."""
+        """Set aside the checkpoint in the folder that `save` would have, if it is another one: its manifest differs or
+        cannot be read. Return False if there is none.
+        """
         if not self._is_taken(save):
             return False
         partial.set_aside(self._folder, save.step, save.kind)

@@ -137,7 +137,9 @@ def _folder_name(run_dir: Path, node: int, attempt: int, nonce: str = "") -> str
 
 
 def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
-    """Create a memory folder and return its path; if the name is taken, random letters are added to it."""
+    """Create the memory folder of this node and attempt, and return its path. If a folder with its name exists, random
+    letters are added to the name.
+    """
     path = memory / _folder_name(run_dir, node, attempt)
     try:
         path.mkdir(mode=0o700)

@@ -36,12 +36,15 @@ MOST_SESSIONS = 64
 class _Session:
     """The first member's record of one generation: its decision which checkpoint all members load, and which members
     do not have all files of it yet.
+
+    `decision` is set once it is made, and `complete` once every member has reported that it has all files. Both are
+    cancelled when a decision for a newer generation is made.
     """
 
     decision: "asyncio.Future[LoadDecision]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     complete: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    awaited: set[int] = field(default_factory=set)  # the nodes that have not reported yet that they have all files
+    awaited: set[int] = field(default_factory=set)  # the members that have not reported yet that they have all files
 
 
 class Agreement:

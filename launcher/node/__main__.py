@@ -154,11 +154,9 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
 
 
 async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
-    """Wait until the agent has ended, which is told to leave if the coordinator has ended, and then close the
-    coordinator, whose records are written last. Return the coordinator's exit code, or the agent's if the coordinator
-    has not ended by itself.
-
-    `working` is the agent's task.
+    """Wait until the agent, whose task is `working`, has ended, and then close the coordinator `host`, which writes its
+    last records. If the coordinator has ended by itself, tell the agent to leave, and return the coordinator's exit
+    code; else return the agent's.
     """
     if host.ended.done():
         agent.goes_on = host.goes_on

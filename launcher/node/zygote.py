@@ -336,8 +336,8 @@ def exit_if_asked_as_rank(encode: Callable[[str], bytes]) -> Callable[[str], byt
 
 
 def place_that_asks(name: str) -> str:
-    """Return the line of user code that reads the variable `name`, such as `train.py:41`. Return "" if a package or the
-    trainer reads it: they do so mostly for logs.
+    """Return the line of code on the caller's stack that reads the environment variable `name`, such as `train.py:41`.
+    Return "" if the trainer reads it, or a package does and it is not LAUNCH_PROGRESS: they do so mostly for logs.
     """
     frame = sys._getframe(2)  # noqa: SLF001 - as pdb itself does
     while frame.f_back is not None and is_standard(frame.f_code.co_filename):
@@ -1239,11 +1239,12 @@ def become_agent(supervisors_end: int) -> NoReturn:
 
 
 def stand_by(agents_end: int, gate: int) -> None:
-    """Wait as the standby of an agent; return, to serve the agent as its zygote, once it sends a message over
-    `agents_end` or its supervisor closes the `gate`.
+    """Wait as the standby of an agent. `agents_end` is the fd of a socket from the agent, and `gate` that of a socket
+    from its supervisor.
 
-    If the agent has died, wait at the gate: become the next agent when the supervisor sends its arguments, or exit when
-    the supervisor closes the gate. Raise Standby in the zygote of that next agent.
+    Return, to serve the agent as its zygote, once the agent sends a message or the supervisor closes the gate. If the
+    agent dies before, wait for the supervisor: become the next agent when it sends that agent's arguments, or exit when
+    it closes the gate. Raise Standby in the zygote of that next agent.
     """
     select.select([agents_end, gate], [], [])
     if select.select([agents_end], [], [], 0)[0]:

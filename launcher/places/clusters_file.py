@@ -453,7 +453,9 @@ def _queue_section(kind: str) -> Section:
 
 
 def _written(path: str, node: Mapping) -> Iterator[tuple[str, str]]:
-    """Yield (path, YAML text) for each option in `node`, as an override of the spec; `path` is that of the mapping."""
+    """Yield (path, YAML text) for each option in the mapping `node`, as an override of the spec. Mappings inside it are
+    descended into. `path` is the spec's path of `node`, such as `slurm`, with which the options' paths begin.
+    """
     for item in node:
         below = f"{path}.{item.key.text}"
         if isinstance(item.value, Mapping):

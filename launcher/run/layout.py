@@ -152,13 +152,13 @@ class AttemptDir:
         return sorted(self.node(index).glob("rank-*.json"))
 
     def hang(self, number: int) -> Path:
-        """Return the report of hang `number` of this attempt: what every rank was doing, and which of them the others
-        waited for.
+        """Return the path of the report on hang `number` of this attempt. The report says what every rank was doing,
+        and which of them the others waited for.
         """
         return self.path / f"hang-{number:03d}" / "report.json"
 
     def hangs(self) -> list[Path]:
-        """Return the reports of all hangs, oldest first."""
+        """Return the paths of the reports on all hangs of this attempt that exist, oldest first."""
         return sorted(self.path.glob("hang-*/report.json"))
 
     def error_file(self, index: int, local_rank: int) -> Path:

@@ -187,8 +187,11 @@ def tagged_any(run_dirs: Collection[str], uid: int) -> dict[str, list[int]]:
 
 
 def _environment_of(pid: int) -> bytes:
-    """Return the environment of a process as the bytes of /proc/PID/environ; during an exec, when the kernel shows
-    none, wait up to _EXEC_S seconds until it does.
+    """Return the environment of a process as the bytes of /proc/PID/environ; raise OSError if it has ended or belongs
+    to another user.
+
+    During an exec the kernel shows no environment: wait up to _EXEC_S (one) second until it shows one again, and return
+    b"" if it has not.
     """
     deadline = time.monotonic() + _EXEC_S
     while True:

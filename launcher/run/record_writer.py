@@ -151,10 +151,11 @@ class RecordWriter:
 
 
 def _fits_batch(batch: list[_Entry], entry: _Entry) -> bool:
-    """Return whether the entry can be appended together with the batch: both go to the same file of lines.
+    """Return whether the entry can be appended together with the batch: both go to the same file of lines, and the
+    batch is not full.
 
-    An event that others must have before the run goes on (a failure, or the announcement of the end) ends its batch,
-    because the history up to it is copied to other hosts.
+    Nothing is appended to a batch after an event that other hosts must have before the run goes on (a failure, or the
+    announcement of the end), because the history up to that event is copied to them.
     """
     last = batch[-1]
     if not isinstance(last, Event | RankExit) or (isinstance(last, Event) and last.kind in AWAITED):

@@ -200,7 +200,7 @@ def next_command(run: str, state: State, cause: Cause | None = None, own: RunSta
 
 
 def _left_out(own: RunState | None) -> str:
-    """Return the path of the file that the run failed to find because it was not frozen.
+    """Return the path of the file that the run failed to find because it was left out when the run's code was frozen.
 
     Return "" if that was not the reason, or if a shell would need quotes around the name.
     """

@@ -309,8 +309,8 @@ class Due(NamedTuple):
 
 
 class SupervisedLease:
-    """The lease of an agent, which its supervisor enforces some seconds after the watchdog should have, in case that
-    process is frozen or dead, too.
+    """The lease of an agent, with which its supervisor checks on the watchdog, as that process may be frozen or dead,
+    too: if ranks still run some seconds after the lease expired, they are due to be ended, and then the agent.
     """
 
     def __init__(self, lease: Lease, slept: AfterSuspend, clock: Callable[[], float] = boottime) -> None:
@@ -581,7 +581,9 @@ class AgentProcesses:
         self._agents[0].signal(signal.SIGTERM)
 
     def wait_for_others(self, agents: Sequence[AgentProcess], timeout_s: float) -> None:
-        """Wait up to `timeout_s` until all of `agents` but the first have exited; the caller has asked them to."""
+        """Wait until all of `agents` but the first have exited, as the caller has asked them to; return after
+        `timeout_s` seconds even if some have not.
+        """
         waiting = {agent.pid for agent in agents[1:] if agent.pid is not None}
         of_other_roles = [agent for agent in self._agents if all(agent is not one for one in agents)]
         deadline = time.monotonic() + timeout_s

@@ -31,7 +31,9 @@ _GIVEN_UP_S = 60.0  # a submitter on another machine, whose state is unknown her
 
 
 def is_open(run: RunDir, attempt: AttemptDir) -> bool:
-    """Return whether the attempt has neither a handle nor an end, so that its place may or may not have received it."""
+    """Return whether it is not recorded if the attempt's place has received it: the run has a plan, and the attempt has
+    neither a handle nor an end.
+    """
     return not attempt.handle.exists() and not attempt.end.exists() and run.plan.exists()
 
 

@@ -30,7 +30,8 @@ def state_of_generators(*devices: torch.device) -> dict[str, Any]:
 def restore_generators(state: dict[str, Any], *devices: torch.device) -> None:
     """Restore this process's generators from what `state_of_generators` returned.
 
-    Generators of devices are restored if `state` has them and they are given.
+    The saved states of CUDA generators go to the CUDA devices among `devices`, in order; if there are more of one than
+    of the other, the rest are left as they are.
     """
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002 - the same

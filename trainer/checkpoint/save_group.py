@@ -96,11 +96,11 @@ class SaveGroup:
         return list(_unpickle(self.broadcast(found or b"")))
 
     def reduce(self, message: bytes, merge: Callable[[Sequence[bytes]], bytes]) -> bytes | None:
-        """Return all messages merged on the first rank, and None on the others, which all call it.
+        """Merge the messages of all ranks, which all call it; return the result on the first rank, else None.
 
-        `merge` joins the messages of neighbouring ranks, so that no rank receives more than a few. A rank whose
-        messages are lost, or whose `merge` fails, raises the error; a `broadcast` has to follow, in which the other
-        ranks get an error too.
+        `merge` joins the messages of neighbouring ranks, so that no rank receives more than a few. A rank that fails to
+        receive one, or whose `merge` fails, raises the error; a `broadcast` has to follow, in which the other ranks get
+        an error too.
         """
         lost: Exception | None = None
         for level in self.children:

@@ -178,10 +178,12 @@ def place_best(
 ) -> list[Path]:
     """Make a checkpoint the best one, and return the folders of the previous best ones, for the caller to `remove`.
 
-    The files are hard links where the disk allows, else copies. Damage to a file with hard links affects the best
-    checkpoint and that of its step. `token` is this start's own, `info` is added to the manifest, and `run_dir` is the
-    run's folder, whose FENCE (the newest attempt) is checked too. Raises Fenced if a newer start or attempt exists,
-    OSError or CheckpointDamaged.
+    The checkpoint `source` stays, and the best one is a second folder beside it, of hard links where the disk allows,
+    else copies; damage to a hard-linked file affects both. Files that this disk lacks are left out.
+
+    `token` belongs to this start of the training, and `info` is added to the manifest. `run_dir` is the run's folder,
+    whose FENCE (the newest attempt) is checked too. Raises Fenced if a newer start or attempt exists, OSError, and
+    CheckpointDamaged if the manifest cannot be read.
     """
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)

@@ -180,10 +180,10 @@ class LoaderBatches:
             return [] if self._items is None else list(islice(self._items, self._sharing.accumulate))
 
     def _parts(self, step: list[Any], samples: list[int], total: int) -> Iterator[Batch]:
-        """Yield this rank's batches of a step; with several ranks always `accumulate` batches.
+        """Yield this rank's batches of a step, those in `step`; with several ranks always as many as `accumulate`.
 
-        Every rank must do the same number of passes: if `step` has fewer batches, one is repeated with 0 samples, so
-        that it does not count.
+        Every rank has to do the same number of passes. If `step` has fewer batches, its first, or that of an earlier
+        step, is yielded again with 0 samples, so that it does not count.
 
         `samples` has the number of samples in each batch of `step`, and `total` is that of the step over all ranks.
         """

@@ -94,7 +94,10 @@ class TrackingLogger(Callback):
         self.on_end(training)
 
     def on_done(self, _training: Training) -> None:
-        """Send the last step's values; the run is then ended as a finished one."""
+        """Send the last step's values, as the training has finished.
+
+        When `on_end` closes the connection, the tracking server's run is then marked as finished.
+        """
         self._send_row()
         self._done = True
 

@@ -27,10 +27,11 @@ NOTED = "pp_cut"  # with a checkpoint: the parts with which stages begin
 
 
 class _File(msgspec.Struct, frozen=True):
-    """The file beside the checkpoints: the layers that begin stages, and each stage's measured seconds.
+    """The file beside the checkpoints with the cut of a model into the stages of its pipeline.
 
-    `otherwise` is the share of the time that the slowest stage would have if the model were cut by numbers of layers
-    (None: unknown).
+    `begins` has the name of the first layer of each stage but the first, and `seconds` each stage's measured time.
+    `otherwise` is the part of all stages' time, from 0 to 1, that the slowest would take if each stage had about as
+    many layers as the others (None: not measured).
     """
 
     begins: list[str]

@@ -62,6 +62,7 @@ class Given:
         self.changes: list[str] = []
 
     def state_dict(self) -> dict[str, str]:
+        """Return the settings by name, for the checkpoint."""
         return dict(self._now)
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:

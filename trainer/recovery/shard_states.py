@@ -38,15 +38,15 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """A rank's shards and the shared state, after the step of its snapshot.
+    """A rank's shards of the weights and the optimizers' state, and its snapshot with everything else, after one step.
 
-    `weights` has this rank's shards by name, `states` the optimizers' by optimizer and parameter. The tensors are the
-    live ones, not copies.
+    `weights` has the shards by the parameter's name, `states` the state of each parameter by the names of its optimizer
+    and itself. The tensors are the live ones, not copies.
     """
 
-    snapshot: Snapshot
-    weights: Mapping[str, Tensor] = field(default_factory=dict)  # by name: this rank's pieces
-    states: Mapping[str, Mapping[str, State]] = field(default_factory=dict)  # by optimizer and parameter
+    snapshot: Snapshot  # the step, and all state that is not in shards
+    weights: Mapping[str, Tensor] = field(default_factory=dict)  # this rank's shards, by the parameter's name
+    states: Mapping[str, Mapping[str, State]] = field(default_factory=dict)  # by optimizer, then by parameter
 
     @property
     def step(self) -> int:

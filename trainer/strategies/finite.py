@@ -134,7 +134,11 @@ def by_device_and_type(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, 
 
 
 def plain(gradient: Tensor) -> Tensor:
-    """Return this rank's values of a gradient: its shard, the values of a sparse one, a complex one as real numbers."""
+    """Return this rank's values of a gradient, as a tensor that shares its memory.
+
+    They are the local shard of a DTensor, and the stored values of a sparse gradient. Complex values are returned as
+    pairs of real numbers, with a last dimension of two.
+    """
     local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     if local.is_sparse:
         local = local._values()  # noqa: SLF001 - where they lie: values() is there only after coalesce(), a copy

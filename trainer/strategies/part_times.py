@@ -29,10 +29,11 @@ def part_times(
 ) -> list[float]:
     """Return the seconds of each part's forward and backward pass; the last part's include the loss.
 
-    `parts` are (name, module) in order, `sample` is the input of the first and makes the loss, and `casting` returns
-    the context of a forward pass. Neither the model nor random generators change. Parameters on the meta device, whose
-    values are on other ranks, are measured with arbitrary numbers. `recomputed` are the parts with activation
-    checkpointing. Raises BadSettings if a part cannot be measured.
+    `parts` are (name, module) in order. `sample` has the input of the first and the function that computes the loss
+    from the output of the last; `casting` returns the context in which a forward pass runs, such as autocast.
+    `recomputed` are the parts with activation checkpointing. Neither the model nor random generators change.
+    Parameters on the meta device, whose values are on other ranks, are measured with arbitrary numbers. Raises
+    BadSettings if a part cannot be measured.
     """
     generators = state_of_generators(device)
     try:
@@ -73,9 +74,10 @@ def _each(
 
 
 def _part_on_device(device: torch.device, part: nn.Module, *, recomputed: bool) -> Callable[[Tensor], Tensor]:
-    """Return the part with its own parameters and buffers on the device; on a CPU they share the model's memory.
+    """Return a function that runs the part on an input, with tensors of its own in place of the model's.
 
-    With `recomputed`, its forward pass is recomputed in the backward pass.
+    The tensors are on the device. Buffers are copies, and parameters, too, unless the device has them already;
+    parameters on the meta device get random values. With `recomputed`, the backward pass repeats the forward pass.
     """
     own: dict[str, Tensor] = {}
     for name, one in part.named_parameters():

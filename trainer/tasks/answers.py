@@ -150,10 +150,11 @@ class Answers:
         sync_folder(self._folder.parent)
 
     def _bodies(self, sums: dict[range, float]) -> Iterator[bytes]:
-        """Yield the lines of one shard after the other, and put the sum of its values into `sums` before.
+        """Yield the lines of one shard after the other.
 
-        The values, such as the losses of samples, came with the answers (`put`); `merge` computes their mean from these
-        sums. Raises BadSettings if a shard is not complete.
+        Before a shard's lines are yielded, the sum of its values is put into `sums`, by the shard's range of samples.
+        A value, such as the sample's loss, came with each answer (`put`); `merge` computes the mean from the sums.
+        Raises BadSettings if a shard is not complete.
         """
         for shard in self._job.shards():
             found = self._read(shard)

@@ -218,9 +218,10 @@ def _answered_shards(
 ) -> Iterator[tuple[range, list[Line], list[float]]]:
     """Yield (shard, lines, numbers) for each shard that this rank takes from the queue, until none is left.
 
-    There is a line and a number, which counts in the mean, for each of its samples; in a pipeline only on ranks with
-    the last stage. If a stop was asked for, the shard at hand and the rest are left out. `asked` is the model.
-    `after_batch` is called after each batch.
+    For each sample of the shard there is a line, the answer, and a number, of which the mean is reported. In a
+    pipeline only ranks with the last stage have them; on the others both lists are empty. If a stop was asked for,
+    the shard that is not complete and all further ones are left out. `asked` has the model, and `after_batch` is called
+    after each batch.
     """
     settings, size = prediction.settings, prediction.batch_size
     meets = settings.strategy in SHARDS or world.ranks_per_replica > 1

@@ -94,7 +94,10 @@ def python_library(limit: int = _DEFAULT_BYTES) -> Tensor:
 
 
 def _file(path: Path) -> Tensor:
-    """Return the bytes of a file, mapped into memory. Raises BadSettings if there is no such file, or an empty one."""
+    """Return the bytes of a file as a uint8 tensor, mapped into memory rather than read.
+
+    Raises BadSettings if the file cannot be opened or is empty.
+    """
     try:
         size = os.path.getsize(path)
         if path.is_dir() or not size:

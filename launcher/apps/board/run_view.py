@@ -318,8 +318,8 @@ def checkpoint_words(run: api.Run, step: int | None) -> str:
 def board_checkpoints(run: api.Run, reported: int | None) -> BoardCheckpoints:
     """Return the run's checkpoints.
 
-    `reported` is the newest step at which ranks reported a checkpoint (None: they reported none). If the trainer has
-    saved none, the script has saved that one in its own format: it is only mentioned (`by_script`).
+    `reported` is the newest step at which ranks reported a checkpoint (None: they reported none). If the script saved
+    that checkpoint in a format of its own, not by the trainer, its contents are unknown, and `by_script` mentions it.
     """
     found = list[BoardCheckpoint]()
     try:

@@ -197,8 +197,8 @@ def _places(one: Configuration) -> Iterator[str]:
 def scalings_of(*, strong: bool, weak: bool, has_options: bool) -> tuple[str, ...]:
     """Return the scalings to measure: those chosen by `strong` and `weak`, both if neither is.
 
-    If the script lacks the trainer's options (`has_options`), launch cannot set its batch: the only scaling is `OWN`,
-    in which the script runs as it is. Then raise BadInput if strong or weak is asked for.
+    `has_options` is False if the script lacks the trainer's options. launch cannot set the batch of such a script: the
+    only scaling is `OWN`, in which the script runs as it is, and BadInput is raised if `strong` or `weak` is set.
     """
     if not has_options:
         if strong or weak:

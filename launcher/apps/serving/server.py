@@ -123,9 +123,10 @@ async def _answered(
     engine: Engine, request: Request, route: Callable[[Engine, bytes], Awaitable[tuple[bytes, list[Computed]]]],
     tells_hits: bool,
 ) -> Response:  # fmt: skip
-    """Return the response of a route, or its error as a response; the request is counted and timed.
+    """Return the response of a route; the request is counted and timed. Errors of the input, of `predict` and of
+    workers become responses with their status, such as 429 for an overload.
 
-    With `tells_hits`, the response says whether answers were cached.
+    With `tells_hits`, a header of the response says whether answers were cached.
     """
     body = await request.body()
     began = time.monotonic()

@@ -323,10 +323,11 @@ class Sweep:
         return status
 
     def _conduct(self) -> None:
-        """Make sure that a process conducts the sweep and will read all that was written before this call.
+        """Make sure that a background process on this machine conducts the sweep: submits its trials and follows them.
+        It will read all that was written into the sweep's folder before this call.
 
-        Do nothing if one is at work. Otherwise start one, and return once it is up; the state of a sweep that had ended
-        or was stopped becomes `running` again.
+        Do nothing if such a process is at work. Otherwise start one, and return once it is up; the state of a sweep
+        that had ended or was stopped becomes `running` again.
         """
         sweep = self._folder
         if conductor_lives(sweep) and self.status().state == "running":

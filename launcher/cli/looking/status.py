@@ -87,8 +87,9 @@ def together(rows: Sequence[RunRow]) -> list[RunRow]:
 
 def _place_of(row: RunRow, first: Mapping[str, int]) -> tuple[int, int]:
     """Return the sort key of a row, which keeps the rows of a graph together, in the order of its tree: (index of the
-    graph's first row, place in the graph). `first` has that index by the graph's id, and by its own id for each run
-    outside graphs.
+    graph's first row, position of the run in the tree), or for a run in no graph (index of its own row, 0).
+
+    `first` has the index of the first row by the graph's id, and of the only row by the id of a run in no graph.
     """
     return (first[row.status.run], 0) if row.member is None else (first[row.member.graph], row.member.place)
 

@@ -116,7 +116,8 @@ def run(options: argparse.Namespace) -> int:
 def _place(name: str, file: Path | None) -> ClusterEntry:
     """Return the cluster called `name` in the clusters file `file` (None: the default one).
 
-    The name of a kind, such as slurm, stands for a cluster of this kind without options.
+    The name of a kind, such as slurm, stands for a cluster of this kind without options, unless the file has a cluster
+    of that name. Raise BadInput if the name is neither.
     """
     if name == LOCAL:
         return entry(name)  # whatever state the clusters file is in

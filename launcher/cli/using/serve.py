@@ -223,7 +223,7 @@ def _as_job(options: argparse.Namespace) -> int:
 def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
     """Forward requests from a local address to the run `job`, which serves a model, until Ctrl-C; return the exit code.
 
-    Wait first until the run serves. It goes on after Ctrl-C.
+    Wait first until the run serves. The run continues after Ctrl-C; only the forwarding ends.
     """
     from launcher.apps.serving.as_job import WayToJob  # late: with it
     from launcher.apps.web.keys import origin  # late: with it
@@ -290,7 +290,8 @@ def _report(address: str) -> None:
 
 def _token(options: argparse.Namespace, kept: Path | None) -> str | None:
     """Return the token that callers need, or None if anyone may call (--public). It is read from the file of
-    --token-file, else, in a rank that has restarted, from the file `kept` (None: there is none), else it is new.
+    --token-file, else, in a rank, from the file `kept`, which exists if an earlier start of the rank wrote a token
+    there (None: none writes one). Otherwise it is a new random token.
     """
     from launcher.apps.serving.how_to_ask import read_token  # late: for this command alone
 

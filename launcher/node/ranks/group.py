@@ -468,9 +468,9 @@ class RankGroup:
         )
 
     def _left_out(self, said: str) -> str:
-        """Return the file that the rank did not find because the code snapshot leaves it out, judged by `said`, the
-        text of its exception. It is "" if the rank failed otherwise, or if this cannot be judged because the node's
-        disk is its own.
+        """Return the name of the file that the rank did not find because the code snapshot leaves it out, judged by
+        `said`, the text of its exception. Return "" if the rank failed for another reason, or if the nodes share no
+        disk, because the project is then not here to be compared with the snapshot.
         """
         with contextlib.suppress(OSError, ValueError):
             plan = self._home.plan

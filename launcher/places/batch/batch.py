@@ -381,7 +381,10 @@ class BatchSystem(ABC):
         return () if environment.HOST in os.environ else (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 
     def this_start(self) -> JobStart:
-        """Return the job in which this process runs, read from its environment."""
+        """Return the job in which this process runs, read from its environment; raise KeyError outside a job.
+
+        By default the job is no element of an array; batch systems with arrays override this.
+        """
         return JobStart(os.environ[self.id_variable], None)
 
     def this_host(self) -> str:

@@ -46,7 +46,7 @@ def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 def environment_prefix(warn_after_s: float | None) -> tuple[str, ...]:
     """Return the words to put before the job's command, by which it runs with the environment saved at submit. With
-    `warn_after_s`, the job is sent a warning signal after that time.
+    `warn_after_s`, the command also gets SIGALRM so many seconds after it starts, as a warning that its time ends.
     """
     return WITH_IT if warn_after_s is None else (*WITH_IT, "--warn-after", str(max(1, math.ceil(warn_after_s))))
 

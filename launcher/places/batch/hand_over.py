@@ -154,7 +154,9 @@ def _submit(queue: BatchSystem, handover: Handover, lock: int) -> str:
 
 
 class ThisCluster:
-    """The cluster whose scheduler answers on this machine; its name is asked for once, when first needed."""
+    """The cluster whose scheduler answers on this machine. Its name is compared with that recorded for a run's job, as
+    a job on another cluster cannot be seen here; the scheduler is asked for the name once, when it is first needed.
+    """
 
     def __init__(self, queue: BatchSystem) -> None:
         self._queue = queue

@@ -30,7 +30,7 @@ _DEFERRED_START = "launcher.submission.deferred_start:DeferredStart"
 
 
 class DeferredCluster(Place):
-    """The place where an attempt waits on this machine.
+    """The place where an attempt waits on this machine, in a process of its own, for other runs.
 
     `there` is the cluster to which the run will go, which describes its nodes; None if no caller asks for these.
     """
@@ -53,7 +53,9 @@ class DeferredCluster(Place):
         """Return None, because nothing is submitted to a cluster yet."""
 
     def prepare(self, plan: Plan) -> StandbySupervisor:
-        """Start the process that will wait for the run, and that gets the attempt's number later, and return it."""
+        """Start the process that will wait for other runs on behalf of the plan's run, and return it. It begins to wait
+        when its caller gives it the attempt's number (`start`).
+        """
         return StandbySupervisor(_DEFERRED_START, Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:

@@ -201,11 +201,12 @@ def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaun
 
 
 def _send_checkpoints(run: RunDir, address: Address, token: str) -> None:
-    """Send the newest checkpoint that can be had to the login node at `address`, so that the run continues from it
-    there, and the best one; send nothing if there is none. `token` is the submit token of the attempt.
+    """Send the run's newest checkpoint that this machine or another login node of the run can supply, and its best one,
+    to the login node at `address`, so that the run continues there. Send nothing if the run has no checkpoint.
 
-    Raise NotTransferred if no checkpoint that was found can be sent. Raise Unreachable if none was found but a machine
-    that does not answer may have one, unless a user has allowed to begin without.
+    `token` is the submit token of the attempt. Raise NotTransferred if checkpoints were found but none can be sent.
+    Raise Unreachable if none was found but a machine that does not answer may have one, unless a user has allowed the
+    run to begin without.
     """
     before = holders_of(run)  # other login nodes
     there = Holders(before.home, {address.login: LoginDisk(address, run.id, token=token)}, {}, {})

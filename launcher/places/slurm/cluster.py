@@ -96,8 +96,8 @@ class SlurmCluster(BatchCluster):
         return host_here(run, attempt, node, clean_environment(os.environ), words)
 
     def _check_container(self, text: str | None) -> None:
-        """Raise BadInput if the spec's container, `text`, cannot be used on this cluster, as far as this machine
-        shows.
+        """Raise BadInput if the spec's container, `text`, cannot be parsed, or needs a program or an image that this
+        machine lacks, so that no rank could start in it. None stands for no container.
         """
         if text is not None and text not in self._containers:
             if problems := container_problems(text):

@@ -154,8 +154,9 @@ class SlurmSystem(BatchSystem):
         return f"{job}_{element}"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return the jobs with these ids, those of the run named `called`, or all of this user, by squeue. Raise
-        Unreachable if there is no answer within `limit_s`.
+        """Return the jobs with these ids, or without ids all of this user, as squeue lists them; jobs that Slurm no
+        longer lists are left out. If `called` is given, only jobs with that name are returned. Raise Unreachable if
+        there is no answer within `limit_s`.
         """
         return [_queued(job) for job in read_jobs(ask(squeue_jobs(ids, called), limit_s=limit_s).out)]
 

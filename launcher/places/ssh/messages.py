@@ -222,13 +222,13 @@ class ComeBack(OfRun, frozen=True, tag="come_back"):
 
 
 class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
-    """Ask how many bytes the runs, and code that no other run needs, take on the host, and with `remove` delete these.
-    → Tidied
+    """Ask how many bytes `runs`, and code that no other run needs, take in the host's folder `workdir`. With `remove`,
+    delete them, except runs that have processes on the host. → Tidied
     """
 
-    workdir: str
+    workdir: str  # the host's folder in which its runs and their code are
     runs: tuple[RunId, ...]
-    remove: bool  # delete all of that but live runs; the answer has the sizes from before
+    remove: bool  # delete, too; the answer has the sizes from before
 
 
 class Tidied(msgspec.Struct, frozen=True):

@@ -30,7 +30,9 @@ def own_tag() -> str:
 
 @cache
 def digest(tag: str) -> str:
-    """Return the digest of the bundle for hosts with this tag (Python version, processor, C library)."""
+    """Return the digest of the bundle for hosts with this tag (Python version, processor and C library, as in
+    `cpython-312-x86_64-glibc`).
+    """
     whole = hashlib.sha256(tag.encode())
     for name, path in _files(tag):
         content = path.read_bytes()

@@ -51,8 +51,8 @@ def entries(code: CodeList) -> tuple[FileEntry, ...]:
 
 
 def contents(code: CodeList) -> Iterator[bytes]:
-    """Yield the bytes of all regular files in order, as many of each as its listed size; raise CodeChanged if a file is
-    shorter.
+    """Yield the bytes of all regular files, one after the other in the order of `code`, and of each only as many as its
+    listed size. Raise CodeChanged if a file is shorter now, or is no longer a regular file that can be opened.
     """
     for file in code.files:
         if file.link is None:

@@ -134,10 +134,11 @@ class Slots:
         return f"waits for {self._wanted} of {there} {noun} on {self._host}: {'; '.join(parts) or 'it is next'}"
 
     def _before(self, seen: Occupancy) -> int:
-        """Return how many waiters are served before this run.
+        """Return how many of the waiters in `seen` are served before this run: those that came earlier, and the same
+        user's of higher priority.
 
         Waiters announce their own time of arrival, which may be false. So a claim to have come earlier counts only if
-        it was seen within the first minute after this run came.
+        it was seen within the first minute after this run came; a higher priority counts at any time.
         """
         mine, ahead = self._waiter, seen.before(self._waiter)
         if self._came_at is None or time.monotonic() < self._came_at + _LATE_S:
@@ -184,10 +185,11 @@ class Slots:
 
 
 class Alone:
-    """An announcement on this machine that a run which holds slots receives nothing from the host that leads it, and
-    so may have been ended elsewhere.
+    """An announcement on this machine that the run `run`, which holds slots here, receives nothing from the host that
+    leads it; so the run may be over without this host's having received that.
 
-    Runs that wait for these slots show it to their users. It is withdrawn by `clear` or when the process exits.
+    Other runs that wait for these slots show the announcement to their users. It is made by `set`, and withdrawn by
+    `clear` or when the process exits.
     """
 
     def __init__(self, run: str) -> None:

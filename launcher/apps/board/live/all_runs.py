@@ -43,21 +43,21 @@ class RowChanges(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class SeenRun:
-    """A run as it was last read. `files` are the records whose change means that the row may change; `seen` are their
-    times of change when they were read, and `changed` when they were last looked at. `drawn` is how many bytes of
-    metrics `figures` are from.
+    """A run as it was last read, from which its row of the table is made. `files` are the records whose change means
+    that the row may change: `seen` are their modification times when they were read, and `changed` those found when
+    they were last checked. `figures` is a summary of the run's metrics, made when they had `drawn` bytes.
     """
 
     run: api.Run
     status: RunStatus
     files: tuple[str, ...]  # the records that are watched for changes: its state and its labels
-    seen: tuple[int, ...]  # the files' times of change, taken before they were read
+    seen: tuple[int, ...]  # the modification times of `files`, taken before these were read
     about: About  # without secrets
     secrets: tuple[str, ...]  # that must be removed from everything that is shown of it
     group: RunGroup | None  # None: it belongs to none
-    figures: Figures = field(default_factory=Figures)
+    figures: Figures = field(default_factory=Figures)  # the metrics' best values, and the points of a small curve
     drawn: int = -1  # how many bytes of metrics `figures` were made from
-    changed: tuple[int, ...] = ()  # the files' times of change when they were last looked at
+    changed: tuple[int, ...] = ()  # the modification times of `files` when these were last checked
     read_at: float = float("-inf")  # by the clock of AllRuns
 
     @classmethod

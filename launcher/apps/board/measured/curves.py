@@ -67,10 +67,10 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
 def curves(
     run: MeasuredRun, names: Sequence[str], window: CurveWindow, *, glimpse: bool = False, first: int = _FIRST
 ) -> Curves:
-    """Return the curves, within `window`, of at most `MOST_NAMES` of the metrics in `names`, or of the first `first`
-    metrics if `names` is empty; unknown names are left out.
+    """Return the curves, within `window`, of the metrics in `names`, at most `MOST_NAMES` of them; names of no metric
+    are left out. If `names` is empty, return those of the first `first` names in `run.names`.
 
-    `glimpse` marks them as made from a sample of the points.
+    `glimpse` only marks the curves as made from a sample of the points.
     """
     known = run.names
     wanted = [name for name in names if name in known][:MOST_NAMES] if names else known[:first]
@@ -160,7 +160,8 @@ def _short(value: float) -> float:
 
 
 def thumbnail(values: Sequence[float], most: int) -> list[float | None]:
-    """Return at most `most` evenly spaced values with the last one, for the small curve in a row of the table.
+    """Return the values for the small curve in a row of the table: all of them, or if there are more than `most`, so
+    many of them at equal distances from the first to the last.
 
     None stands for a value that is missing or not finite.
     """

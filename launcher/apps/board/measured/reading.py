@@ -261,7 +261,9 @@ class MeasuredRun:
                 self._add_written_line(line)
 
     def _reports(self) -> list[Path]:
-        """Return the agents' files of reports."""
+        """Return the paths of the agents' files that this object reads: reports of ranks, or samples of the nodes' own
+        load if it was made for these (`system`); [] if there are none yet.
+        """
         folder = self._run.metrics
         try:
             return [folder / name for name in sorted(filter(self._pattern.fullmatch, os.listdir(folder)))]

@@ -66,12 +66,14 @@ class ReturningSupervisor(Strategy):
 
 
 def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
-    """Take part once another host leads and the slots that this host needs are free; until then hold none, unless its
-    earlier agent still runs. If the run still waits for its hosts, wait with them; if the others cannot continue
-    without this host, ask them to elect it.
+    """Wait until this host can take part in the run again, take part to its end, and return the supervisor's exit code.
+
+    That needs another host that leads, and free slots on this one; until then this host holds no slots, unless its
+    earlier agent still runs in them. If the run has not begun because it waits for its hosts, this one waits with them.
+    If the others cannot continue without this host, it asks them to elect it.
 
     `gpus` are the host's GPUs that may be used; `wakeup` ends waits early, for instance when a stop is asked for.
-    Return the exit code, which is OK also if the run is over or nobody continued it in time.
+    The exit code is OK also if the run is over, a stop is asked for, or nobody continues the run in time.
     """
     rules, slots, led_at = supervisor.plan.spec.recovery, slots_for(supervisor.plan, gpus), time.monotonic()
     votes_from = may_vote_from(led_at, rules.lease_s)

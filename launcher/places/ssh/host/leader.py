@@ -207,12 +207,12 @@ class Leader:
         return self._follow(end)
 
     def _write_end(self, end: AttemptEnd, failure: Failure | None) -> AttemptEnd:
-        """Write how the attempt ends, and return that. An end of the run is announced in the history first, and written
-        only once half of the voters have the announcement. If they do not have it within one lease, write nothing and
-        return the end as QUEUED: another attempt follows, which ends the run.
+        """Write how the attempt ends, and return that. If hosts copy the history, an end by which the run has succeeded
+        or failed is announced in it first, and written only once half of the voters have the announcement. If they do
+        not have it within one lease, write no end and return it as QUEUED: another attempt follows, which ends the run.
 
         An end that was announced before is written instead of `end`. `failure` is the one that the run's state then
-        shows; with None it shows the one before.
+        shows; with None it keeps the one that it shows, unless the run has succeeded.
         """
         supervisor, copies = self._supervisor, self._histories[EVENTS].copies()
         if end.state in ANNOUNCED and self._records_due is not None and copies is not None:

@@ -117,7 +117,9 @@ def come_back(run: RunDir) -> str:
 
 
 def take_code(workdir: Path, code: CodeTree, body: Body) -> None:
-    """Store the user's code, which `body` yields, under its digest in `workdir`, after verifying it."""
+    """Store the user's code, whose contents `body` yields, under its digest in the folder `code` of `workdir`. Raise
+    BadInput if the list of files is invalid or the contents do not have this digest; then nothing is stored.
+    """
     kept_trees.keep(workdir / "code", code.digest, code.files, body.some, links_out=True)
 
 

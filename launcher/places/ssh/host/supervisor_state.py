@@ -511,7 +511,9 @@ class SupervisorState:
         return ""
 
     def _keep(self, replica: Replica) -> str:
-        """Write the record that the leader has sent, unless it is here already; return why it is refused, or ""."""
+        """Write the record of the run that another host, the leader or one elected to lead, has sent into the run's
+        folder here, unless it is there already. Return why it is refused, or "".
+        """
         if not self.ballot.comes_before(replica):
             self.ballot.outrun_by = max(replica.attempt, self.ballot.outrun_by)
         why = self.ballot.against_record(replica)

@@ -85,7 +85,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The message that enough voters have accepted an attempt, so that earlier ones are over."""
+    """The message that at least half of the voters, the leader included, have accepted an attempt, so that earlier ones
+    are over.
+    """
 
     attempt: int  # its number
     leader: Host  # of that attempt
