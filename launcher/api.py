@@ -662,10 +662,10 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool
 
 
 def _carried_on(fact: RunFacts, *, restart: bool) -> "RunStatus":
-    """Return the status of a run from its facts.
+    """Return the status of a run from its facts, after helping a run whose supervisor died on this machine.
 
-    If its supervisor died on this machine, return the status after the run was restarted or, without `restart`, after
-    its end was recorded; if that fails, the message says why.
+    The run is then restarted or, without `restart`, its end is recorded, and the status is that after it; if this
+    fails, the status's message says why.
     """
     status = derive(fact)
     if status.state is not State.LOST or not fact.kind_to_query or _is_asked(fact):

@@ -90,8 +90,8 @@ class Graph:
         return state_of(self.steps(fresh_s))
 
     def wait(self, timeout_s: float | None = None) -> State:
-        """Wait until no step is active, and return the graph's state; raise TimeoutError if that takes more than
-        `timeout_s` seconds (None: no limit).
+        """Wait until no step's run is queued, starts, runs or has an unknown state, and return the graph's state; raise
+        TimeoutError if that takes more than `timeout_s` seconds (None: no limit).
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (state := self.state()).ended:

@@ -72,8 +72,8 @@ class Opener:
             attempt.standing.message = ""  # `Attempt.state` says what the run waits for
 
     def _has_come(self, awaited: Awaited) -> bool:
-        """Return True if a node is connected that was absent when the wait for a checkpoint began, so that its disk can
-        be searched for one, and no such node is still preparing.
+        """Return True if a node has come that was absent when the wait `awaited` for a checkpoint began, so that its
+        disk can be searched for one. While any of those that came is not ready yet, return False.
         """
         nodes = self._attempt.nodes
         come = nodes.connected - awaited.here
@@ -162,11 +162,12 @@ def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNo
 
 
 def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tuple[int, ...]:
-    """Return the indexes of at most `most` nodes, in order of their group rank.
+    """Choose at most `most` of the `usable` nodes for a generation; return their indexes in order of their group rank.
 
-    The members of the last generation, in `before`, keep their places. Others fill the gaps, then the end: first the
-    node with the index 0, then those to which ranks are to be moved, then those that are no spares. Remaining gaps are
-    closed.
+    `before` has the indexes of the last generation's members; members that are still usable keep their order. Other
+    nodes take the places of the members that are not, and then further ones at the end: first the node with the index
+    0, then those to which ranks are to be moved, then those that are no spares. Places for which no node is left are
+    closed, so that later members move up.
     """
     present = {node.index for node in usable}
     order = sorted(usable, key=lambda node: (node.index != 0, not node.wanted, node.spare, node.index))

@@ -127,8 +127,8 @@ class Roles:
         return away and any(other.is_done and not other.is_ready for other in before)
 
     def _may_start(self, part: _Part, now: float) -> bool:
-        """Return whether the part may start at the time `now`: it neither runs nor is done, its delay before a restart
-        is over, and all roles that it waits for are ready.
+        """Return whether the part may start at the time `now`: it does not run, it has not ended for good, its delay
+        before a restart is over, and all roles that it waits for are ready.
         """
         return (
             not (part.is_there or part.is_done)

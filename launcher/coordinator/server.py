@@ -61,11 +61,11 @@ _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 
 class CopyHold:
-    """The messages of a restart or of the run's end, which `pass_on` holds back until `release`.
+    """The messages of a restart or of the run's end, which `pass_on` holds back until `release`, so that half of the
+    voters first copy the record of the failure or end.
 
-    Until then, half of the voters copy the record of the failure or end. So a coordinator that takes over on another
-    host knows of it, and counts the failure against the run's budget. To the state machine here the delay looks like a
-    slow network.
+    So a coordinator that takes over on another host knows of it, and counts the failure against the run's budget. To
+    the state machine here the delay looks like a slow network.
     """
 
     def __init__(self, copies: HistoryCopies, *, ends: bool = True, follows: bool = False) -> None:

@@ -299,8 +299,9 @@ class Replication:
     async def _manifest(
         self, save: Save, choice: SaveChoice, servers: dict[int, ReplicaAddress]
     ) -> tuple[bytes, Manifest]:
-        """Return (the manifest's bytes, its decoded content) of the chosen checkpoint, from this node or from one of
-        `servers` (by node) that has it. Raise SaveGone if none of them has it, and NotBrought if none sends it.
+        """Return (the manifest's bytes, its decoded content) of the checkpoint `save`, from this node or from one of
+        `servers` (by node); `choice` names the nodes that have it. Raise SaveGone if it names none of these, and
+        NotBrought if none of them sends it.
         """
         if self._node in choice.with_manifest:
             here = await asyncio.to_thread(self._files.manifest, save)

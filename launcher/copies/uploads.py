@@ -119,7 +119,8 @@ class Uploads:
 class _Work:
     """The uploads of one generation, in a thread.
 
-    `mine` are the files that this node uploads, or None for all; the `first` node commits the checkpoint in the store.
+    `mine` has the names of the files that this node uploads, or is None for all. `first` says that this is the node of
+    rank 0, which commits each checkpoint in the store once all nodes' files are there.
     """
 
     def __init__(

@@ -89,7 +89,9 @@ class Lifeline:
 
     @property
     def heartbeat_s(self) -> float:
-        """Return the seconds between heartbeats while nothing happens, a fraction of the lease."""
+        """Return the longest time in seconds between two heartbeats, which passes while ranks report nothing new. It is
+        a fraction of the lease, so that several can be lost before the lease expires.
+        """
         return heartbeat_every_s(self._lease_s, len(self._home.plan.nodes))
 
     @property

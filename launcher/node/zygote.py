@@ -945,8 +945,8 @@ class FlightReader(importlib.abc.MetaPathFinder):
             self._order, self._pid = order, os.getpid()
 
     def _follow(self, c10d: Any) -> None:
-        """Wrap the function of torch after which a process group exists, so that its first call starts the thread;
-        `c10d` is torch.distributed's module.
+        """Wrap the function that torch calls once a process group exists, so that its first call starts the thread; do
+        nothing if this version of torch has no such function. `c10d` is the module torch.distributed.distributed_c10d.
         """
         known = getattr(c10d, self.AFTER, None)
         if known is None:

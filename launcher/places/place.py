@@ -172,7 +172,9 @@ class Place(ABC):
         return StartLater(self, plan)
 
     def check_first(self, code: "CodeList") -> None:
-        """Raise BadInput if this code cannot go to the place; by default any code can."""
+        """Raise BadInput if this code cannot go to the place, before anything is written or started there; by default
+        any code can.
+        """
 
     def queue_problems(self, spec: "JobSpec", awaited: "Sequence[AwaitedRun]") -> "list[Misfit]":
         """Return a problem for each `queue` option, and each run to wait for, that the place does not support; by

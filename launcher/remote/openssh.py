@@ -77,7 +77,9 @@ class SshCommand:
     without: frozenset[str] = frozenset()  # variables that must not reach ssh
 
     def argv(self, *line: str) -> list[str]:
-        """Return the command line of ssh that runs `line` in a shell on the host."""
+        """Return the command line of ssh that runs `line`, whose words ssh joins by spaces, in a shell on the host; it
+        may be empty if the flags say what ssh is to do.
+        """
         options = (word for option in (*self.options, *_OPTIONS) for word in ("-o", option))
         return ["ssh", *configured(), *options, *self.flags, "--", self.name, *line]
 

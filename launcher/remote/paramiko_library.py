@@ -87,8 +87,9 @@ class ParamikoConnection(paramiko.Transport):
         return _came(agreed, deadline)
 
     def offer(self, user: str, key: Key, deadline: float) -> KeyAnswer:
-        """Try to log in as `user` with the key, and return the host's answer: NONE if there is none by `deadline`, NO
-        also if the connection breaks. After MORE, `wants` names the methods that the host wants besides.
+        """Try to log in as `user` with the key, and return the host's answer: YES if that logs the user in, NONE if
+        there is no answer by `deadline` (by `time.monotonic`), and NO also if the connection breaks. After MORE,
+        `self.wants` names the methods of login that the host wants in addition or instead.
         """
         answered = threading.Event()
         try:

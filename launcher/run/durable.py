@@ -270,7 +270,9 @@ def _write_anew(path: Path, at: int, line: bytes) -> None:
 
 
 def _open_to_append(path: Path) -> int:
-    """Open the file, creating it if it is missing; raise Damaged if it is no regular file."""
+    """Open the file to append to it, creating it if it is missing, and return the descriptor; raise Damaged if it is no
+    regular file.
+    """
     try:
         fd = os.open(path, _APPEND, 0o600)
     except OSError as error:

@@ -64,7 +64,7 @@ def steps_of(root: Node | None) -> Node | None:
 
 
 def position(text: str, key: str) -> tuple[int, int]:
-    """Return (line, column) of the option at a key path such as run.script.
+    """Return (line, column), both from 1, of the option at a key path such as run.script in the spec's `text`.
 
     If it is not written, the position is that of the innermost section which would contain it.
     """

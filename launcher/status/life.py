@@ -67,9 +67,10 @@ class LifeMark(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
-    """The timeline of a run from its submit to its end, or until now. `goodput` is None if no step is reported,
-    `counted_s` the time of which it is a share, and `seconds` the time spent on each activity. The segments follow one
-    another without gaps.
+    """The timeline of a run from its submit to its end, or until now. `goodput` is None if no step is reported, and
+    `counted_s` the time of which it is a share: all but the queue before a start that a user asked for, and the time
+    from an end to a user's `resume`. `seconds` has the time spent on each activity. The segments, each a stretch of one
+    activity, follow one another without gaps.
     """
 
     since: float  # Unix time of the submit

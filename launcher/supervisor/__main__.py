@@ -29,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
     """Boot the supervisor and report to its starter that it is up; wait for the message to begin, supervise the run,
     and return the exit code.
 
-    A strategy that is not started early (`stands_by` is False) begins at once and reports nothing.
+    The strategy is the class, named by the first of `argv`, that has what differs between places. If it is not started
+    early (its `stands_by` is False), it begins at once and reports nothing.
     """
     name_this("launch-super")
     path, folder, *words = argv

@@ -167,7 +167,10 @@ class RolesOfRun:
 
     def main_ended(self, end: AttemptEnd) -> AttemptEnd | None:
         """Record how the main role ended; return how the run, or this attempt of it, ends if that is decided now, else
-        None: then the other roles go on.
+        None.
+
+        It is decided if all roles have to start again because of this one, if any role has failed and the spec marks
+        one as main, or, if the spec marks none, once all roles have ended.
         """
         return self._roles.ended(self._main, end, time.monotonic())
 

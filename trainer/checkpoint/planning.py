@@ -70,10 +70,10 @@ def signature(tensors: Mapping[str, Tensor]) -> int:
 
 
 def make_plan(tensors: dict[str, Tensor], save_group: SaveGroup) -> WritePlan:
-    """Agree on which rank writes which parts, and return this rank's plan; rank 0 decides.
+    """Agree on which rank writes which parts, and return this rank's plan; the first rank of `save_group` decides.
 
-    All ranks call it with the tensors, or shards of them, that they have. Raises TrainerError on all ranks if a tensor
-    is of a type that cannot be saved.
+    Every rank of `save_group`, the ranks that save together, calls it with the tensors, or shards of them, that it has.
+    Raises TrainerError on all these ranks if a tensor is of a type that cannot be saved.
     """
     brought = save_group.reduce(shares.encode(shares.local_shares(tensors, save_group.me)), shares.merge)
     decided = (

@@ -28,8 +28,8 @@ class SaveGroup:
     """Ranks that save together, with a gloo group of their own; for a single rank the group is None.
 
     `ranks` are their numbers in the world; a rank's place is its index there, and `me` is this rank's place. `leaders`,
-    if nodes share no disk, gives for each place the place of the rank that acts for its disk. Messages go along a tree
-    with `fan` children on each level.
+    if nodes share no disk, gives for each place the place of the rank that commits and removes checkpoints on its disk;
+    else the first rank does. Messages go along a tree with `fan` children on each level.
     """
 
     group: dist.ProcessGroup | None

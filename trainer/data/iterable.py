@@ -287,7 +287,7 @@ class Turns:
     def next_reader(self) -> int | None:
         """Return the number of the reader to ask next: from `turn` on, the first whose stream has not ended.
 
-        Returns None if all have ended.
+        The last reader is followed by the first. Returns None if all streams have ended.
         """
         size = len(self.places)
         return next((n % size for n in range(self.turn, self.turn + size) if n % size not in self.ended), None)

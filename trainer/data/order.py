@@ -87,9 +87,10 @@ def steps_in(length: int, batch_size: int, *, drop_last: bool) -> int:
 
 
 def micro_batches(done: int, length: int, sharing: Sharing, *, drop_last: bool) -> Iterator[Micro]:
-    """Yield the micro-batches of the rest of an epoch after `done` samples; every position is in one of them.
+    """Yield the micro-batches that are left of an epoch of `length` samples, of which `done` are done.
 
-    With `drop_last`, a last step with too few samples is left out.
+    Each is over all ranks. Together they have every position from `done` on in the epoch's order, except that with
+    `drop_last` a last step is left out if it has fewer samples than `sharing.batch_size`.
     """
     for start in range(done, length, sharing.batch_size):
         stop = min(start + sharing.batch_size, length)

@@ -141,8 +141,8 @@ def _is_free(loop: Loop, *, loads: bool) -> bool:
 def _rank_reasons(loop: Loop, launched: Launched, *, met_once: bool, made: bool) -> Iterator[str]:
     """Yield as text the reasons against continuing in place that lie in the strategy or the number of ranks.
 
-    `launched` has the settings that launch gave this rank. `met_once`: the ranks have connected for this training
-    alone, and can connect again. `made`: a function made the model.
+    `launched` has the settings that launch gave this rank. `met_once`: launch has connected the ranks for this training
+    alone, and they can connect again. `made`: a function made the model, and can make it again.
     """
     world, strategy = loop.training.world, loop.strategy
     if not met_once:

@@ -75,9 +75,10 @@ class LaunchMessages:
             self._lookout = group_connections.cut_on(self._control.fileno(), self.leave_passes)
 
     def leave_passes(self) -> None:
-        """Make the forward or backward pass that the training's thread is in raise an error.
+        """Make the forward or backward pass that the training's thread is in raise DistNetworkError.
 
-        The watching thread calls it, as the training's thread may be blocked.
+        The watching thread calls it, as the training's thread may be blocked. It has no effect if `watch` was called
+        without `parameters`, or while the passes have to be finished.
         """
         if self._passes is not None:
             self._passes.leave()

@@ -177,7 +177,8 @@ class Loop:
     def _continue_after_step(self, survivor: StepListener) -> bool:
         """Finish the step whose update was done when a rank was lost: log, validate and save.
 
-        Returns True if a stop was requested. `survivor` has the step's number of samples, None before the first step.
+        `survivor` is the listener that continues the training; if its `step_samples` is None, no step was made yet, and
+        there is nothing to finish. Returns True if a stop was requested.
         """
         if survivor.step_samples is None:
             survivor.before_save(self)

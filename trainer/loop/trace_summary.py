@@ -302,7 +302,10 @@ def summary_of(found: Mapping[str, float]) -> str:
 
 
 def _kind(phase: str) -> str:
-    """Return the kind of work of a phase: compute, data, optimizer or other."""
+    """Return the kind of work of a phase of a training step: `compute`, `data`, `optimizer` or `other`.
+
+    The phases copy, forward and backward compute.
+    """
     if phase in _COMPUTES:
         return "compute"
     return phase if phase in ("data", "optimizer") else "other"

@@ -45,7 +45,8 @@ def trial_settings(settings: Settings) -> Settings:
 def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> Dataset[Any] | DataLoader[Any]:
     """Return only the samples of the first `overfit_batches` batches, or all data if that setting is None.
 
-    Raises BadSettings for a loader, or a stream of which ranks see different parts.
+    A batch is here the `batch_size` samples of a step, over all ranks. Raises BadSettings for a loader, or a stream of
+    which ranks see different parts.
     """
     if settings.overfit_batches is None:
         return data

@@ -184,7 +184,11 @@ def _digest(tensor: Tensor) -> bytes:
 
 @contextmanager
 def _registering(paging: _Paging) -> Iterator[None]:
-    """Let `paging` manage the memory of every parameter that a module registers in this context."""
+    """Let `paging` manage the memory of every parameter that a module registers in this context.
+
+    Only the newest of them is then whole; of the others, unless they are small, this rank keeps its rows. Parameters on
+    the meta device are left as they are.
+    """
 
     def note(_: nn.Module, __: str, parameter: nn.Parameter | None) -> None:
         """Manage a parameter that was registered."""

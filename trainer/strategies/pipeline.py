@@ -275,10 +275,11 @@ class Pipeline:
                 return schedule.step(*([inputs] if self.is_first else []), target=numbers, return_outputs=not learns)
 
     def _needs_new_schedule(self, wanted: bool) -> bool:
-        """Return whether to make a schedule: if `wanted` on this rank, or, with shards, on any rank; all ranks call it.
+        """Return whether this rank has to make a schedule; all ranks call it.
 
-        A new schedule runs a batch to discover shapes. With shards all ranks that have the same stage take part in
-        that, also those whose own batches have a known shape.
+        That is so if `wanted`: it has none yet for the shape of its batch. If the strategy shards parameters over ranks
+        (such as fsdp), it is so on all ranks if any of them wants one: a new schedule runs a batch to discover shapes,
+        in which all ranks that have the same stage take part.
         """
         if self.settings.strategy not in SHARDS:
             return wanted

@@ -75,7 +75,10 @@ def with_first_weights(module: nn.Module, world: World, *, deferred: bool = Fals
 
 
 def remove_reducer(wrapped: Wrapped) -> None:
-    """Remove DDP's reducer and its hooks from a model that will be wrapped again."""
+    """Remove DDP's reducer, and so its hooks on the parameters, from a DDP model whose module will be wrapped again.
+
+    Nothing is done if the wrapped model is no DDP.
+    """
     if isinstance(wrapped.model, DistributedDataParallel):
         for name in ("reducer", "logger"):
             vars(wrapped.model).pop(name, None)

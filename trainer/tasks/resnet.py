@@ -175,9 +175,10 @@ def _prediction(
 
 
 class Mixed(Dataset[tuple[Tensor, Tensor]]):
-    """A data set in which each image is mixed with the next one of its batch, by MixUp or CutMix drawn per batch.
+    """A data set in which each image is mixed with the previous one of its batch (the first with the last).
 
-    All random numbers come from torch's own generator, which the trainer seeds for each batch of each rank.
+    Whether by MixUp or by CutMix, and in which ratio, is drawn for each batch.
+    The random numbers come from torch's own generator, which the trainer seeds for each batch of each rank.
     """
 
     def __init__(self, dataset: Any, *, classes: int, mixup: float, cutmix: float) -> None:

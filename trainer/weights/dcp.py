@@ -131,9 +131,10 @@ def _tensors(metadata: object) -> Iterator[tuple[str, _Described]]:
 
 
 def _described(name: str, tensor: dict[str, Any], places: dict[tuple[str, tuple[int, ...]], object]) -> _Described:
-    """Return the description of tensor `name`, given as the fields of its metadata. Raises NotPlain if inconsistent.
+    """Return the description of tensor `name`, given as the fields of its metadata.
 
-    `places` gives where each part is stored, by the tensor's name and the part's offsets.
+    `places` gives where each part is stored, by the tensor's name and the part's offsets. Raises NotPlain if the type
+    is not numeric, the metadata has another form, or the parts do not cover the tensor exactly.
     """
     properties = expect(tuple, _state(tensor.get("properties"), _DESCRIPTIONS + "TensorProperties"))
     dtype = expect(Name, properties[0] if properties else None).name.removeprefix("torch ")

@@ -69,8 +69,8 @@ class BoardRow(msgspec.Struct, frozen=True):
     restarts: int  # of its ranks, all causes together
     nodes: int
     world_size: int | None
-    spark: list[float | None]
-    spark_of: str
+    spark: list[float | None]  # evenly spread over the run; None: not finite
+    spark_of: str  # the metric of the small curve; "": there is none
     last: LastValue | None = None  # the newest value of the metric `spark_of`
     group: RunGroup | None = None  # the runs with which one command started it
 

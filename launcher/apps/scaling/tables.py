@@ -60,7 +60,7 @@ def volume_note(points: Sequence[ScaledRun]) -> str:
 
 
 def _size(count: float) -> str:
-    """Return a size such as `12 MB`."""
+    """Return a number of bytes as text in megabytes, such as `12 MB`."""
     return f"{count / 1e6:.3g} MB"
 
 

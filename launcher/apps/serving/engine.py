@@ -66,7 +66,7 @@ class Computed:
 
 
 class Overloaded(Exception):
-    """Raised if too many inputs wait; it says after how many seconds the client may retry."""
+    """Raised if too many inputs wait; the client may retry after `retry_after_s` seconds."""
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__(f"too many requests wait; try again in {retry_after_s} s")

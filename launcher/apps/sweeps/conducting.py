@@ -55,9 +55,10 @@ class _RetryDelay:
 
 @dataclass(slots=True)
 class Round:
-    """A round of the conductor, which can be repeated. `record` has the sweep's settings, `book` its trials in Optuna's
-    journal, and `runs` the operations on their runs. All of its state is on disk, except `patience` (when to try again)
-    and the run that will be started next.
+    """A round of the conductor, the process that conducts a sweep: each `go` reads the state of all trials once, and
+    acts. `record` has the sweep's settings, `book` its trials in Optuna's journal, and `runs` the operations on
+    their runs. Its state is on disk, except `patience` (when to try again after a failed action) and the run that will
+    be started next.
     """
 
     sweep: SweepDir

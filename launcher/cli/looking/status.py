@@ -76,7 +76,8 @@ def table(
 
 def together(rows: Sequence[RunRow]) -> list[RunRow]:
     """Return the rows in another order: the runs of each graph, which are its steps, follow one another in the order of
-    its tree, where the first of them was; they are marked `drawn`. The other rows keep their order.
+    its tree, where the first of them was; they are marked `drawn`, to be shown below the graph's name. The other rows
+    keep their order.
     """
     first = dict[str, int]()
     for index, row in enumerate(rows):
@@ -188,8 +189,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lacking_notes() -> Iterator[str]:
-    """Yield lines about what the table lacks: steps that have not started, and runs of this project that were submitted
-    with another $HOME.
+    """Yield lines about what the table lacks: steps of graphs for which no run was started, and runs of this project
+    that were submitted with another $HOME.
     """
     for graph in known_graphs():
         if steps := missing_of(graph):

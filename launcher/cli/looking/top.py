@@ -90,8 +90,9 @@ def _watch(parts: Sequence[api.Part]) -> None:
 
 
 def _tables(parts: Sequence[api.Part], statuses: Sequence[RunStatus]) -> list[str]:
-    """Return the lines of a table for each part (its status is at the same place in `statuses`), and for each active
-    role of it below the role's name.
+    """Return the lines of a table for each of `parts`, whose statuses are in the same order: a part is the run itself,
+    a role, or a rank that restarts alone. After a part's table comes one for each of its active roles, below the role's
+    name.
     """
     now, lines = time.time(), list[str]()
     for part, status in zip(parts, statuses, strict=True):

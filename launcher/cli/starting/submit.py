@@ -113,7 +113,7 @@ def _print_started(options: argparse.Namespace, runs: Sequence[tuple[str, str]],
 
 
 def _count(text: str) -> int:
-    """Return the number of runs in an option's text; raise ArgumentTypeError for any other text."""
+    """Return the number of runs in an option's text, from 1 to `_MOST`; raise ArgumentTypeError for any other text."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= _MOST):
         raise argparse.ArgumentTypeError(f"expected a number from 1 to {_MOST}, got {text!r}")
     return int(text)

@@ -45,7 +45,7 @@ def reports_of_roles(run: RunDir) -> Iterator[RoleReport]:
 
 def next_attempts_of_roles(run: RunDir) -> dict[RunId, int]:
     """Return, by the name of each role's folder, the number that its next attempt must have when the run continues on
-    another cluster. Roles without an attempt are left out.
+    another cluster: that after its newest one here. Roles without an attempt are left out.
     """
     found = {parse_run_id(path.name): attempts(RunDir(path)) for path in role_dirs(run)}
     return {name: there[-1].number + 1 for name, there in found.items() if there}

@@ -135,7 +135,9 @@ class Lease:
 
 
 def shared_memory() -> tuple[int, dict[str, str]]:
-    """Make a new lease and return (its descriptor, the variable that passes the descriptor's number to an agent)."""
+    """Make a new lease, which does not expire until its agent has set a time for that, and return (its descriptor, the
+    variable that passes the descriptor's number to the agent).
+    """
     fd = os.memfd_create(_NAME)
     os.truncate(fd, mmap.PAGESIZE)
     Lease(fd).until = float("inf")
@@ -151,8 +153,10 @@ def _is_lease(fd: str) -> bool:
 
 
 def after_suspend(plan: "Plan", index: int) -> AfterSuspend:
-    """Return how node `index` treats a lease that expired while its agent, watchdog and ranks were all suspended: as
-    expired, as valid, or, on other nodes than the coordinator's, as the coordinator says.
+    """Return how node `index` treats a lease that expired while its agent, watchdog and ranks were all suspended.
+
+    It is expired (COUNTS) if other hosts may have elected another leader meanwhile. Else the suspended time is forgiven
+    on node 0, where the coordinator is, and other nodes ask the coordinator.
     """
     if leader_may_be_replaced(plan):
         return AfterSuspend.COUNTS  # nor does a FORGIVEN coordinator decide alone then

@@ -497,7 +497,8 @@ def resolved(name: str, hint: str) -> str:
 
 
 def fate_by(shown: QueuedJob | None, ours: Collection[str]) -> Fate:
-    """Return what the scheduler does with a job, judged by the job's shown state alone (None if it is not shown).
+    """Return what the scheduler does with a job, judged by the job's shown state alone: UNKNOWN if it is not shown
+    (None), CANCELLED if it is ending, QUEUED_AGAIN, TIMED_OUT if its time limit is near or over, else RUNS.
 
     `ours` are the hosts on which this start of the job runs, with or without their domain: a job shown on another host
     has been queued again.

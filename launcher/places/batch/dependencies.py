@@ -19,8 +19,10 @@ _KNOWN = ("succeeded", "ended")
 
 
 def jobs_to_follow(awaited: Sequence[AwaitedRun]) -> list[tuple[AwaitedRun, str]]:
-    """Return (run, job id) for each of the runs whose awaited state has not come yet; raise Refused if one of them has
-    no job yet.
+    """Return (run, job id) for each of the awaited runs whose awaited end has not come yet; raise Refused if one of
+    these has no job yet.
+
+    Call it only for runs in which `dependency_problems` finds no problem, such as that a step is awaited.
     """
     found = []
     for one in awaited:

@@ -77,8 +77,9 @@ check_up = GridEngineDoctor().check_up
 
 
 def usable(environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
-    """Return {name: slots per host} of the parallel environments that give a job a fixed number of slots per host and
-    let it start programs there.
+    """Return {name: slots per host} of the parallel environments that give a job a fixed number of slots per host
+    (`allocation_rule`) and let it start programs there (`control_slaves`). `environments` has the settings of each by
+    its name, as `qconf -sp` shows them.
     """
     able = {name: one for name, one in environments.items() if one.get("control_slaves") == "TRUE"}
     rules = {name: one.get("allocation_rule", "") for name, one in able.items()}

@@ -57,13 +57,14 @@ _passed_over: dict[tuple[Path, Address, RunId], dict[str, int]] = {}  # files th
 class RemoteRun:
     """A run on a login node, to which attempts of a run on this machine belong.
 
-    `there` is its id on the login node, `first` the number of its first attempt: those before it were elsewhere.
+    `run` is the run on this machine, `there` its id on the login node, and `first` the number that the first attempt
+    submitted there has in `run`.
     """
 
-    run: RunDir
-    address: Address
+    run: RunDir  # on this machine
+    address: Address  # how the login node is reached
     there: RunId  # its id on the login node
-    first: int  # number of its first attempt
+    first: int  # number in `run` of the first attempt there; those before it were elsewhere
 
 
 def remote_runs(run: RunDir) -> list[RemoteRun]:

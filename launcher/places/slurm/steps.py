@@ -48,7 +48,8 @@ def role_processes(whole: Plan, plan: Plan, attempt: AttemptDir, job: str) -> li
 
 def _step(plan: Plan, attempt: AttemptDir, hosts: Sequence[str], whole: Plan, job: str) -> AgentProcess:
     """Return an srun that starts, on each of the hosts, the process that supervises an agent. `whole` is the plan of
-    the whole job; `plan` is the same, or, in a run of several programs (roles), the plan of one of them.
+    the whole job, whose id is `job`; `plan` is the same, or, in a run of several programs (roles), the plan of one of
+    them.
     """
     container = container_of(plan.spec.slurm.container, mounts(whole), plan.gpus_per_node > 0)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())

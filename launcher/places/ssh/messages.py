@@ -97,7 +97,9 @@ class Supervisors(msgspec.Struct, frozen=True, tag="roster"):
 
 
 class GoAhead(msgspec.Struct, frozen=True, tag="go"):
-    """Tell the supervisor that Open started on the host to begin the attempt. → None"""
+    """Tell the supervisor, which the request Open started on the host and which waits for this, to begin the attempt.
+    → None
+    """
 
 
 class ListRuns(msgspec.Struct, frozen=True, tag="runs"):

@@ -18,7 +18,7 @@ def places_of(run: RunDir) -> list[Place]:
 
 
 def handed_to(run: RunDir, attempt: AttemptDir) -> list[Place]:
-    """Return the hosts to which one attempt was handed."""
+    """Return the hosts to which one attempt was handed, without those that a user gave up during it or later."""
     return [*places_ever(run, [attempt]).values()]
 
 

@@ -144,7 +144,9 @@ def _below(project: Path, name: str) -> set[str]:
 
 
 def _listed(root: Path, names: set[str]) -> CodeList:
-    """Return the list of code with the files of these names below `root`."""
+    """Return the list of code with the files and links of these names below `root`, without those that no longer exist
+    or are neither. A link leads to the copied file if that is among them, else to its target by an absolute path.
+    """
     looks: dict[str, os.stat_result] = {}
     home = os.fspath(root)
     entries = [entry for name in sorted(names, key=os.fsencode) if (entry := _entry(home, name, looks)) is not None]

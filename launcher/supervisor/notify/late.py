@@ -56,7 +56,8 @@ def notify_of_end(run: RunDir, status: RunStatus) -> Iterator[Delivery]:
 
 def end_of(what: Notifying, status: RunStatus, events: Sequence[Event], at: float) -> Message | None:
     """Return the message of the run's end, with the time `at`; return None if the user wants none, or if for every
-    recipient it was delivered or given up.
+    recipient it was delivered or given up, as the run's `events` tell. `what` has the recipients, and the occasions on
+    which the user wants messages.
 
     If only the cluster shows how the run ended, an earlier failure in the records is not given as the cause.
     """

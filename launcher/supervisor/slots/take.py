@@ -210,9 +210,11 @@ class Alone:
 
 
 def _holding_text(run: str, user: str, count: int, *, alone: bool) -> str:
-    """Return the text that the run of this user holds `count` slots, or, if `run` is "", that `count` are taken.
+    """Return the text that the run of this user holds `count` slots, or, if `run` is "" because the holder is unknown,
+    that `count` are taken.
 
-    `alone` adds that the run has lost its leader and asks the other hosts.
+    `alone` says that this host receives nothing from the host that leads the run; the text then adds that the run has
+    lost its leader and asks the other hosts.
     """
     if not run:
         return f"{count} taken"

@@ -143,7 +143,7 @@ class MetricsFile:
             whole = self._write((b"" if whole else b"\n") + b"".join(batch))
 
     def _write(self, data: bytes) -> bool:
-        """Append the data; return whether all of it was written."""
+        """Append the data; return False if it could not be written, or only its beginning could."""
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:

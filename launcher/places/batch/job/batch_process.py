@@ -226,8 +226,9 @@ class BatchSupervisor(Strategy):
         return end
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Return the next attempt if it can run in this allocation. Otherwise return None: the run has ended, or it
-        continues once the scheduler has started this job again, or in another job, which is submitted here.
+        """Return the next attempt if it can run in this allocation, as no node is lost or unfit, and the job is not
+        about to lose its nodes. Otherwise return None: the run has ended, or it continues once the scheduler has
+        started this job again, or in another job, which is submitted here.
         """
         close_tier(self.run.path, attempt.number)
         next_job = NextJob(self._queue, self.run, self._plan, self._job, self._wakeup)

@@ -70,7 +70,7 @@ def next_attempt(
 
 
 def submit_token_of(attempt: AttemptDir) -> str:
-    """Return the submit token that the attempt's job shows, or "" if it is unknown."""
+    """Return the submit token that the attempt's job shows, or "" if no job, or no token of it, is recorded."""
     handle = read_record(attempt.handle, Handle)
     return handle.submit_token if handle is not None else ""
 

@@ -374,7 +374,9 @@ class RecordReplicator:
         return held_by_half([self._bytes_of(number, name) for number in self._voters])
 
     def _bytes_of(self, number: int, name: str) -> int:
-        """Return how many bytes of the event file `name` the host with this number has confirmed to have."""
+        """Return how many bytes of the event file `name` the host with this number has confirmed to have; 0 if it has
+        confirmed none yet, or did not accept the last piece.
+        """
         at = self._sent[number].get(f"{name} bytes", 0)
         if not isinstance(at, int):
             raise TypeError("expected a number of bytes")

@@ -49,7 +49,7 @@ class RolesOnHost:
 
     def look(self) -> None:
         """Start this host's agents of each role whose coordinator has opened an attempt, and end those of attempts that
-        are over: at once if a newer one follows, else once their ranks have had their time to exit.
+        are over: at once if a newer one follows, else after the grace period in which their ranks may still exit.
         """
         for plan in self._supervisor.plan.roles:
             name, opened, here = Path(plan.run_dir).name, self._opened(plan), self._here.get(Path(plan.run_dir).name)

@@ -61,9 +61,10 @@ class _Disks(msgspec.Struct, frozen=True):
 
 
 class RunsOnHost:
-    """The states of the user's other runs, as far as this host's disk tells them.
+    """The states of the runs for which a run of this host waits, as far as this host's disk tells them.
 
-    That a run has succeeded is final. Any other end is reported only if no other host of that run can know more.
+    That a run has succeeded is final. Any other end is reported only if no other host of that run can know more; if one
+    can, the state is reported as unknown.
     """
 
     def __init__(self) -> None:

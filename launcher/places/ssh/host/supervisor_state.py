@@ -145,7 +145,9 @@ class Readiness:
                 self.prepared = False
 
     def give_back(self) -> None:
-        """Release the slots at once, because nothing of the run is left on this host."""
+        """Release the slots at once, prepared or not; the caller has made sure that the run has ended, and that nothing
+        of it is left on this host.
+        """
         if self._slots is not None:
             self._slots.release()
 

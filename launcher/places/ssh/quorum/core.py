@@ -139,8 +139,8 @@ class Voter:
 
     @property
     def counts(self) -> bool:
-        """Return whether the newest attempt's leader may count this host as a follower, which it may not once the host
-        voted for another.
+        """Return whether the leader of the newest attempt that this host has accepted may count the host among its
+        followers: it is a voter in that attempt, and has voted for no newer one.
         """
         return self.has_vote and self.voted[0] == self.newest.attempt
 

@@ -65,7 +65,7 @@ class HostReport:
         return self.head.attempt >= attempt.number
 
     def has_begun(self, attempt: AttemptDir) -> bool:
-        """Return whether the host was told to run the attempt."""
+        """Return whether the host's supervisor has received the message to begin the attempt, or a later one."""
         return self.is_of(attempt) and self.head.began
 
 
