@@ -131,8 +131,8 @@ class _Reader:
 def read_plain(data: bytes, make: Make = Record) -> object:
     """Return the object in the pickle `data`: numbers, text, lists, tuples, dicts, Name and results of `make`.
 
-    `make` is called in place of each function or class that the pickle names, with its "MODULE NAME" and the arguments.
-    Raises NotPlain for a damaged pickle, or one that is not made of these.
+    Where the pickle calls a function or class, `make` is called instead, with a text "MODULE NAME" that names it and
+    the arguments. Raises NotPlain for a damaged pickle, or one with other objects.
     """
     reader = _Reader(make)
     try:

@@ -20,7 +20,7 @@ def draw(seed: int, rank: int, step: int, size: int) -> tuple[Tensor, Tensor]:
     """Return the `size` samples of a rank at a step, and their class numbers; both depend on the arguments alone.
 
     A fixed non-linear map is applied to each sample; its class is the number of the fixed random point with which the
-    result has the largest dot product. Both are drawn by `seed`.
+    result has the largest dot product. The map and the points are drawn by `seed`.
     """
     task = torch.Generator().manual_seed(seed)
     fold = torch.randn(FEATURES, FEATURES, generator=task) / FEATURES**0.5

@@ -54,7 +54,9 @@ class Silence:
         self._at_start_s = max(self.after_s, hang_at_start_s)
 
     def limit_s(self, *, reported: bool) -> float:
-        """Return the limit in seconds for a rank that has already `reported`, or for one that has not."""
+        """Return the limit in seconds for a rank that has reported something in this generation (`reported`), or for
+        one that has not.
+        """
         return self.after_s if reported else self._at_start_s
 
 

@@ -389,7 +389,9 @@ def _is_waiting(look: RankLook, waits: Sequence[_Wait]) -> bool:
 
 
 def _any_waits(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> bool:
-    """Return whether any rank waits in a collective or another operation of torch.distributed."""
+    """Return whether any of `ranks` waits for others: in a collective, as listed in `waits`, or in another operation
+    of torch.distributed, as its stack shows.
+    """
     return bool(waits) or any(map(_in_torch_distributed, ranks))
 
 

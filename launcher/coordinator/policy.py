@@ -36,11 +36,12 @@ class Decision:
 
 
 def decide(failure: Event, history: Sequence[Event], rules: Recovery, *, can_regroup: bool) -> Decision:
-    """Choose the recovery action for `failure`, given earlier failures and the budgets in `rules`.
+    """Choose the recovery action for `failure`, given the earlier failures in the run's `history` and the budgets in
+    `rules`.
 
     `can_regroup` says whether a new generation is possible in this attempt; otherwise the run is requeued. A number of
     restarts that the user set is honoured: the run does not end earlier, unless a file is missing that no restart can
-    bring, or `no_progress` ends it.
+    bring, or `no_progress` ends it. Raise ValueError if `failure` has no cause.
     """
     cause = failure.cause
     if cause is None:
@@ -269,8 +270,8 @@ def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
     """Return `failure` and the earlier failures since the run last got further, newest first; earlier preemptions are
     left out.
 
-    The run got further if it had a newer checkpoint or, after continuing in place, a later step or, if its ranks report
-    nothing, if a generation ran for ten minutes.
+    The run got further if it had a newer checkpoint. Ranks that continue in place got further with any new step, and
+    ranks that report neither steps nor checkpoints if their generation ran for ten minutes.
     """
     row, reports = [failure], failure.step is not None or failure.checkpoint is not None
     if (not reports and failure.ran_s >= STEADY_S) or (failure.in_place and failure.steps):

@@ -121,7 +121,9 @@ class Roles:
                 part.is_done = True
 
     def _waits_in_vain(self, part: _Part) -> bool:
-        """Return whether the part waits for another that has ended and was never ready."""
+        """Return whether the part has not started and never can: it waits for a role of which a part has ended without
+        having been ready.
+        """
         before = [other for other in self._parts.values() if other.role in self._after(part)]
         away = not (part.is_there or part.is_done)
         return away and any(other.is_done and not other.is_ready for other in before)

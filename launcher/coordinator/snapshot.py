@@ -160,8 +160,8 @@ def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> N
 
 def _state_name(node: KnownNode, member: bool, begun: bool) -> str:
     """Return the state of a node, the first that holds: `unfit`; `lost`, also if it was excluded as faulty; `unknown`
-    if it does not answer; `up` with ranks of the generation (`member`) or only a vote, or `waiting` before its agent
-    has joined; `drained`, also if its host is about to leave; `spare`; else `waiting`.
+    if it does not answer; for a `member`, which has ranks of the generation, and for a node that only votes, `up` or,
+    before its agent has joined, `waiting`; `drained`, also if its host is about to leave; `spare`; else `waiting`.
 
     A spare has no ranks, but could be given some now, and is one by the plan or because a generation was opened without
     it (`begun` is True once one was opened).

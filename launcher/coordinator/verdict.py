@@ -142,7 +142,8 @@ def unseen_end(generation: Generation, rank: Rank) -> RankExit:
 
 
 def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ()) -> Failure | None:
-    """Return the summary of a failure that the user sees first, or None if the event has no cause.
+    """Return the failure that `event` records as the summary that the user sees first, or None if the event has no
+    cause, and so records no failure.
 
     `log` and `tail` are the path and the last lines of the failed rank's log, if it has one.
     """

@@ -52,19 +52,16 @@ class Save(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class SaveChoice(msgspec.Struct, frozen=True):
-    """The checkpoint that every member of a generation must have (None for none), and which nodes have its manifest and
-    each file.
-
-    `hopeless` are newer ones that cannot be completed, `passed_over` newer ones that an absent node may complete;
-    `fetches` is True if some member lacks a file.
+    """The choice of the checkpoint from which a generation continues, and which nodes have its files, so that members
+    that lack some can fetch them.
     """
 
-    save: Save | None = None  # None: there is no complete one
-    with_manifest: tuple[int, ...] = ()  # nodes that have its manifest
-    holders: dict[str, tuple[int, ...]] = {}  # nodes that have a file, by its name
-    hopeless: tuple[Save, ...] = ()  # newer ones that cannot be completed
-    passed_over: tuple[Save, ...] = ()  # newer ones that an absent node may complete
-    fetches: bool = False  # some member lacks a file
+    save: Save | None = None  # the checkpoint; None: there is no complete one
+    with_manifest: tuple[int, ...] = ()  # nodes that have the checkpoint's manifest
+    holders: dict[str, tuple[int, ...]] = {}  # by the name of a file of the checkpoint: the nodes that have this file
+    hopeless: tuple[Save, ...] = ()  # newer checkpoints that cannot be completed
+    passed_over: tuple[Save, ...] = ()  # newer checkpoints that an absent node may complete
+    fetches: bool = False  # some member lacks a file of the checkpoint
 
 
 class LoadDecision(msgspec.Struct, frozen=True):

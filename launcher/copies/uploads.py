@@ -284,8 +284,8 @@ class _Work:
             raise CheckpointDamaged(f"{file.name}: is damaged here, and is not copied")
 
     def _prune(self, store: ObjectStore) -> None:
-        """Delete from the store all checkpoints but the newest, as many as the rules `keep`, and the unfinished uploads
-        of steps up to the newest checkpoint's. Do nothing if no checkpoint is complete.
+        """Delete from the store old checkpoints, so that the newest `keep` of the rules stay, and unfinished uploads of
+        steps up to the newest checkpoint's. Do nothing if no checkpoint is complete.
         """
         saves = store.saves()
         kept = {held.folder for held in saves[-self._rules.keep :]}

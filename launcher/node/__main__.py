@@ -167,8 +167,8 @@ async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Tas
 
 
 def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:
-    """Return the process of the previous agent of node `index` if it has exited, or None if there was none, it still
-    runs, or that is unknown. Its ranks need no care: the process that started this agent has ended them.
+    """Return the process of the previous agent of node `index` if it has certainly exited; None if there was none, it
+    still runs, or that is unknown. The process that started this agent has ended the ranks of the previous one.
     """
     record = readable(attempt.agent(index), AgentRecord)
     return record.process if record is not None and alive(record.process) is False else None

@@ -510,7 +510,9 @@ def script(order: Order) -> Callable[[], Any]:
 
 
 def module(order: Order) -> Callable[[], Any]:
-    """Return a call that acts as `python -m TARGET ARGS`: the interpreter calls the same function of runpy."""
+    """Prepare this process to run a module, the order's target, as `python -m TARGET ARGS` would, with that sys.argv;
+    return the function that then runs it, the one of runpy that the interpreter itself calls.
+    """
     import runpy  # here, because a script has no use for the modules that it brings along
 
     set_argv(["-m", order.target], order.args, os.getcwd())
@@ -974,11 +976,11 @@ class FlightReader(importlib.abc.MetaPathFinder):
         threading.Thread(target=self._answer, args=(c10d, path), name="launch-flight", daemon=True).start()
 
     def _answer(self, c10d: Any, path: str) -> None:
-        """Create the FIFO `path`.look, read questions from it for ever, and answer each by a JSON file with its number.
+        """Create the FIFO `path`.look, read questions from it, one a line, and answer each by a JSON file.
 
-        A line that is a number asks for stacks and collectives, which go to `path`.flight. A word before the number
-        asks only when the newest collectives were entered, which goes to `path`.entered. An OSError ends the thread.
-        `c10d` is torch.distributed's module.
+        A question is a number, which its answer repeats. The number alone asks for stacks and collectives, written to
+        the file `path`.flight; with a word before it, it asks only when the newest collectives were entered, written to
+        `path`.entered. This goes on until an OSError, which ends the thread. `c10d` is torch.distributed's module.
         """
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         asked = f"{path}.look"

@@ -61,8 +61,9 @@ class OtherRuns:
 
 
 def _mend_here(facts: RunFacts) -> None:
-    """Write the end of a lost run of this machine, whose processes were all killed, if its records show one, else start
-    it again, unless the machine was rebooted since. An error is ignored, because the run's own status reports it.
+    """End or continue a lost run of this machine, whose processes were all killed: write its end if that follows
+    from its records; else start it again, unless the machine was rebooted since. An error is ignored, because the
+    run's own status reports it.
     """
     with contextlib.suppress(LaunchError, OSError):
         of_kind(facts.kind_to_query).mend([facts.attempt_dir])

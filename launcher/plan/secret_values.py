@@ -16,8 +16,8 @@ _OF_A_SECRET = re.compile(r"(?:key|key_id|token|secret|passw(?:or)?d|credentials
 
 
 def names_a_secret(name: str) -> bool:
-    """Return whether a variable of this name holds a secret: whether it ends with key, token, secret, password,
-    credential or the like, as API_KEY does.
+    """Return whether a variable of this name holds a secret: whether it ends with key, key_id, token, secret, password,
+    passwd, credential or credentials, as API_KEY does.
     """
     return _OF_A_SECRET.search(name) is not None
 

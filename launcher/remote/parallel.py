@@ -33,7 +33,7 @@ def connect_all(
     *,
     patience_s: float = _PATIENCE_S,
 ) -> dict[str, Line | LaunchError]:
-    """Connect to all targets; return the connections or errors by name, in the order given.
+    """Connect to all targets; return the connections, for the caller to close, or errors by name, in the order given.
 
     `tell` is called in this thread with a target's name and "connected" or the error's first line, as soon as that is
     known. A host that closes the connection before it sends anything is tried again for `patience_s`.

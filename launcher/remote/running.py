@@ -190,7 +190,7 @@ class Running(ClosedAtTheEnd):
         return bool(said[0] or said[1])
 
     def _no_answer_in_time(self) -> Silent:
-        """Return the error for a command that did not answer in time."""
+        """Return the error, for the caller to raise, that a command did not answer in time and may still run."""
         return Silent(f"{self.who}: no answer in time: the command may still run there")
 
 

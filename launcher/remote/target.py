@@ -85,8 +85,8 @@ def target_of(host: SshHost, *, agent: bool = False) -> Target:
 
 
 def resolved(target: Target) -> Target:
-    """Return a target of the transport openssh with all options filled in that ssh would look up for itself; raise
-    BadInput if an option is wrong.
+    """Return `target` with the options that ssh would look up for itself in its configuration, such as user, port and
+    keys; raise BadInput if one is wrong. The target is of the transport openssh, and so is the result.
     """
     return replace(
         _target(target.name, dict(target.said), target.keys, agent=target.agent, passed=()), transport="openssh"

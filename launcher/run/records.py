@@ -150,9 +150,8 @@ class AgentRecord(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """The environment in which a node's ranks started, for comparing runs: metrics/environment.n000.a0001.jsonl.
-
-    `python` is the interpreter's path, `packages` are versions by name, `system` is the operating system.
+    """The environment in which a node's ranks started, for comparing runs: metrics/environment.n000.a0001.jsonl, by the
+    numbers of the node and the attempt.
     """
 
     host: str
@@ -162,7 +161,7 @@ class Environment(msgspec.Struct, frozen=True):
     cpus: int = 0
     gpus: tuple[str, ...] = ()  # names by the driver
     driver: str = ""  # version of NVIDIA's
-    system: str = ""
+    system: str = ""  # the operating system
 
 
 class RankProcess(msgspec.Struct, frozen=True):

@@ -252,8 +252,8 @@ def state_folder() -> Path:
 
 @lru_cache(maxsize=4)
 def _launch_folder(home: str) -> Path:
-    """Return the launcher's folder in `home`, the folder for the state of all programs. The result is cached, because
-    it is needed for each of many runs.
+    """Return the launcher's folder in the XDG state folder `home`, where every program keeps its state. The result is
+    cached, because it is needed for each of many runs.
     """
     return Path(home) / "launch"
 

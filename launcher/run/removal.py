@@ -106,8 +106,9 @@ def unused_code(roots: Collection[Path]) -> list[Path]:
 
 
 def unneeded(store: Path, root: Path, without: Collection[str] = ()) -> list[Path]:
-    """Return the trees of code in `store` from which no run in `root` was frozen, or an empty list if the plan of one
-    cannot be read; runs whose ids are in `without` do not count.
+    """Return the trees of code in `store` that no run in `root` uses; runs whose ids are in `without` do not count.
+
+    If the plan of a run cannot be read, which may name any tree, the list is empty.
     """
     trees = [tree for tree in store.glob("*") if len(tree.name) == _DIGEST and tree.is_dir()]
     used = _used(trees, root, without) if trees else set()

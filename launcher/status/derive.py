@@ -247,7 +247,8 @@ def exit_code_of(status: RunStatus) -> int:
 
 def _verdict(facts: RunFacts) -> _Verdict:
     """Return the conclusion about the run's state: from the recorded end of its newest attempt, else from the cluster's
-    answer, else from which of its processes are alive.
+    answer, else from which of its processes are alive. The cluster's answer comes first if the run may have been
+    resumed since that end.
     """
     own = _own_state(facts)
     if facts.settling:

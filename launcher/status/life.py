@@ -137,19 +137,19 @@ def _mark(event: Event) -> LifeMark:
 
 @dataclass(slots=True)
 class _Stretch:
-    """A stretch of time with one activity that is being extended. `asked`: a user wanted this start, and nothing has
-    failed since; `first` and `last` are the steps of a training stretch.
+    """A stretch of the timeline: the time from `since` to `until`, with one activity, `kind`. The newest stretch has no
+    end until the next one begins.
     """
 
     kind: Doing
-    since: float
+    since: float  # Unix time
     attempt: int
     generation: int
     text: str  # what it began with, for users
-    asked: bool  # a user wanted this start, and nothing has failed since
+    asked: bool  # it belongs to a start by submit or resume, not to one after a failure or a change of nodes
     until: float = inf  # Unix time; infinity while it lasts
-    first: int = 0  # the first step of training, and in `last` its last one
-    last: int = 0
+    first: int = 0  # the first step that was trained in it; 0 if it is of another activity
+    last: int = 0  # the last such step
 
     @property
     def counts(self) -> bool:

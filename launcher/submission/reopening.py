@@ -145,11 +145,11 @@ def _fetch_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
 
 
 def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEntry:
-    """Return the cluster of the next attempt: `on` as configured now or, if it is None, the last one as it was
-    configured then.
+    """Return the cluster of the next attempt: `on` as configured now or, if it is None, the cluster of the last attempt
+    as it was configured then, but with the present address of a login node and the present hosts of a pool.
 
-    A login node is reached at its present address. `defaults` are options of the cluster that override its own (None:
-    none).
+    A deferred attempt had not come to its cluster, so that this is taken as configured now. `defaults` override options
+    of the cluster as it is configured now; with None, its options stay.
     """
     if before.cluster_kind == DEFERRED and on is None:
         on = before.cluster  # it had not come there yet
@@ -233,10 +233,12 @@ def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool
 
 
 def _check_code_options(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Place) -> None:
-    """Raise an error if the code options of the resume are impossible.
+    """Raise an error if the next attempt cannot have the code that is asked for: the project's present code with
+    `renew`, else the frozen code of the run.
 
-    With `renew`, raise Refused if new code cannot be brought to the cluster, or if the run is of a Python function,
-    which is frozen with its arguments. Without `renew`, raise BadInput if the spec changes which code is frozen.
+    With `renew`, raise Refused if new code cannot be brought to the cluster at `where`, or if the run is of a Python
+    function, which is frozen with its arguments. Without it, raise BadInput if the spec's `code` options, which select
+    the files to freeze, are not those of `before`.
     """
     if not renew and spec.code != before.spec.code:
         hint = f"hint: launch resume {run.id} --code takes the code as it is now"

@@ -465,7 +465,8 @@ def coordinator_process(
 ) -> AgentProcess:
     """Return an object for a process that runs only the coordinator, for a plan whose agents are on other machines.
 
-    It is not running yet. It inherits the descriptors `keep`, and sets `records_due` when there are new records.
+    The process is not running yet. It inherits the descriptors `keep`, and sets the event `records_due`, if given, when
+    it has written new records, which are to be copied to other hosts.
     """
     argv = _argv(plan.run_dir, str(attempt.number), COORDINATOR)
     keep, environment = _with_event(keep, _environment(os.environ, plan.run_dir), records_due)

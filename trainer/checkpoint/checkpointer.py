@@ -185,9 +185,9 @@ class Checkpointer:
                 self._saver.add_verified(step, finite=finite)
 
     def abandon(self) -> None:
-        """Wait up to 0.2 s for each save whose process groups are broken, then go on without it.
+        """Give up saves in progress after the loss of a rank, which breaks their process groups: wait up to 0.2 s each.
 
-        Its thread may stay blocked until the process exits.
+        The thread of such a save may stay blocked until the process exits.
         """
         for saver in (self._saver, self._memory.saver if self._memory else None):
             if saver is not None:

@@ -122,7 +122,7 @@ class NewestState:
     def _whole(self, passed_over: set[int]) -> Iterator[tuple[tuple[int, str], Manifest]]:
         """Yield ((step, nonce), manifest) of the checkpoints that are complete on this disk, newest first.
 
-        The nonce is the random name of a save. Nothing is yielded on ranks that do not act for their disk. Steps in
+        The nonce is the random name of a save. One rank acts for each disk; nothing is yielded on the others. Steps in
         `passed_over` are left out, and so are checkpoints that are incomplete or cannot be read now. Damaged ones are
         left out and renamed, so that none is loaded again.
         """

@@ -87,17 +87,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _NewSave:
-    """Rank 0's message about a new save, from which every disk makes the same manifest.
+    """Rank 0's message to the other ranks at the beginning of a save, from which each disk's manifest is made alike."""
 
-    `draft` is the name of its folder, `nonce` the save's random name, `attempt` that of the run, and `info` is encoded
-    as JSON.
-    """
-
-    draft: str  # its name
-    nonce: str
-    attempt: int
+    draft: str  # the name of the folder into which the ranks write
+    nonce: str  # the random name of the save; of snapshots in memory, that of the start of the ranks
+    attempt: int  # of the run
     saved_unix_s: float
-    info: bytes  # as JSON
+    info: bytes  # the user's values for the manifest, as JSON
 
 
 @dataclass(frozen=True, slots=True)

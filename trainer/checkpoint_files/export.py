@@ -147,10 +147,10 @@ def export_entry(entry: Entry, target: Path, options: ExportOptions, notes: Mapp
 
 
 def _write(form: Form, draft: Path, weights: Weights, notes: Mapping[str, str], most_bytes: int) -> None:
-    """Write the weights into the draft in this format.
+    """Write the weights in this format to the path `draft`, which must not exist yet.
 
-    `notes` go into the metadata of safetensors; a folder's files have at most `most_bytes` each. Raises TrainerError
-    for a type that safetensors does not have.
+    `notes` go into the metadata of safetensors; each file of the format FOLDER has at most `most_bytes`. Raises
+    TrainerError for a type that safetensors does not have.
     """
     match form:
         case Form.SAFETENSORS:

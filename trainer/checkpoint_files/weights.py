@@ -197,7 +197,10 @@ def places(entry: TensorEntry) -> Iterator[Place]:
 
 
 def _places(entry: TensorEntry) -> Iterator[Place]:
-    """Yield the ranges of the tensor's bytes, in the order of its elements; ranges that adjoin are not joined."""
+    """Yield where the tensor's bytes are, as ranges of the checkpoint's files in the order of the elements.
+
+    Ranges that adjoin are not joined; a tensor without elements has none.
+    """
     parts = [(chunk, chunk.at) for chunk in entry.chunks if 0 not in chunk.lengths]
     return _ranges_of_block(parts, 0, entry.shape, ITEM_BYTES[entry.dtype]) if parts else iter(())
 

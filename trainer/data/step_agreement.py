@@ -11,15 +11,11 @@ _UNABLE = 1 << 40  # more than a step has samples, so that one sum carries both
 
 @dataclass(frozen=True, slots=True)
 class StepAgreement:
-    """Lets ranks that read separate parts of the data agree how many samples a step has over all of them.
+    """Lets ranks that read separate parts of the data agree how many samples a step has over all of them."""
 
-    `total(number)` returns the sum of a number over all ranks, which all call it. `only_whole` (drop_last): a step with
-    fewer samples than a full one ends the epoch.
-    """
-
-    sharing: Sharing
-    total: Callable[[int], int]  # a number's sum over all ranks, which meet in it
-    only_whole: bool = False  # drop_last: a step with fewer samples is the end
+    sharing: Sharing  # the number of samples of a full step, and how they are divided over the ranks
+    total: Callable[[int], int]  # returns the sum of its argument over all ranks, which all call it
+    only_whole: bool = False  # drop_last: a step with fewer samples than a full one ends the epoch
 
     def samples(self, own: int, *, able: bool, source: str) -> int:
         """Return the number of samples of the step over all ranks, 0 if the epoch is over; all ranks call it.

@@ -51,7 +51,10 @@ class Steps(Protocol):
         """
 
     def saved(self, after: Any) -> Any:
-        """Return the position `after` as plain values, for a checkpoint."""
+        """Return the position `after`, such as a step's `state`, as plain values for a checkpoint.
+
+        The method `loaded` makes a position of them again.
+        """
 
     def loaded(self, saved: Any, epoch: int, done: int) -> Any:
         """Return the position from plain values that the method `saved` returned, or None to begin the epoch again.

@@ -92,11 +92,11 @@ class LaunchMessages:
 
 
 class Passes:
-    """Forward and backward passes over `parameters` in the thread that makes this object; `leave` makes them end early.
+    """The forward and backward passes over `parameters` in the thread that makes this object, which can end early.
 
-    From then on, `check` is called several times within each pass, and ends it by raising an error, such as for a lost
-    rank. Without that, passes would fail after the loss of another rank only when gradients are reduced: with DDP at
-    the end.
+    Once `leave` was called, each pass calls `check` several times; it raises an error, such as for a lost rank, if the
+    pass must end. Without this, a pass would fail after the loss of another rank only when gradients are reduced, which
+    with DDP is at its end.
     """
 
     def __init__(self, check: Callable[[], None], parameters: Iterable[nn.Parameter]) -> None:

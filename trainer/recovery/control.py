@@ -97,7 +97,10 @@ class Control:
         return [fd for fd, _ in waiting.poll(1000 * within_s)]
 
     def _read(self, fd: int) -> bool:
-        """Add the available bytes of the pipe to those not used yet; return False if launch has closed its end."""
+        """Read the available bytes of the pipe `fd`, and add them to those of which no message was made yet.
+
+        Returns False if launch has closed its end of the pipe.
+        """
         data = os.read(fd, _READ_BYTES)
         self._rest[fd] += data
         return data != b""

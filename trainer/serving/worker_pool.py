@@ -52,9 +52,9 @@ def serve_batches(server: MessageSocket, service: Service, model: Any, threads: 
 
 
 def on_device(model: Any, number: int) -> Any:
-    """Return the model on the GPU of worker `number`, or unchanged if there is no GPU.
+    """Return the model on the GPU of worker `number`, or unchanged if there is no GPU or it is no nn.Module.
 
-    Call it after the fork, which CUDA does not survive.
+    More workers than GPUs share these in turn. Call it after the fork, which CUDA does not survive.
     """
     if not isinstance(model, nn.Module) or not torch.cuda.is_available():
         return model

@@ -42,7 +42,10 @@ class PersistentBuffers:
 
 
 def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield lists of tensors to send in one message each, larger elements first so that each is aligned."""
+    """Yield the tensors in lists, each to be sent as one message; a list ends once it has 64 MiB.
+
+    Tensors with larger elements come first, so that each is aligned in its message.
+    """
     some: list[Tensor] = []
     size = 0
     for tensor in sorted(tensors, key=lambda tensor: -tensor.element_size()):

@@ -118,8 +118,8 @@ def _between(step: int, undisturbed: Mapping[int, Path], disturbed: Mapping[int,
 
 
 def departure_of(step: int, found: Differences, usual: Collection[str] | None) -> StateDeparture | None:
-    """Return the differences between the checkpoints of step `step` as the report has them, or None if they do not
-    affect the rest of the training.
+    """Return, in the form of the report, the differences `found` between the two runs' checkpoints of a step, or None
+    if they do not affect the rest of the training.
 
     `usual` names the state, other than tensors, that differs between any two runs and so is ignored. If it is None,
     that is not known, and only tensors decide.

@@ -384,8 +384,8 @@ class WorkerGroup:
         """Start a group of workers for the checkpoint `choice` (None: the service loads without one), and return it
         once all are ready.
 
-        `before` is the group that answers now (None: there is none); if its pool lives and can be forked, the new pool
-        is a fork of it, else a new process. Raise NotLoaded if the checkpoint cannot be loaded.
+        `before` is the group that answers now (None: there is none), which goes on. If its pool lives and can be
+        forked, the new pool is a fork of that, else a new process. Raise NotLoaded if the checkpoint cannot be loaded.
         """
         group = cls(engine, served, options, choice)
         try:

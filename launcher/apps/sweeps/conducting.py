@@ -107,8 +107,10 @@ class Round:
                 self.book.report(one.number, news, may_prune=not views[one.run].state.ended)
 
     def _clear_order(self, aim: Aim, trials: Sequence[TrialView]) -> None:
-        """Remove the user's order to resume (`aim.reviving`) once every trial whose run was cancelled has resumed; a
-        trial that is cancelled later then stays cancelled. Trials that wait paused at a rung do not count.
+        """Remove the user's order to resume (`aim.reviving`) once every trial whose run was cancelled has resumed, so
+        that a trial that is cancelled later stays cancelled.
+
+        A trial that the sweep itself has paused at a rung, a step at which only the best go on, does not count.
         """
         if aim.reviving and not any(is_cancelled(one) and not is_paused(one, aim) for one in trials):
             self.sweep.order.unlink(missing_ok=True)

@@ -140,7 +140,10 @@ class RequestGuard:
 
     def _read(self, connection: LimitedProtocol | None, message: Message) -> None:
         """Count the bytes of a part of a request's body, which came on `connection` (None: it is not known); raise
-        HTTPException if the body, or all bodies together, are too large.
+        HTTPException if the body is too large.
+
+        If all unfinished bodies together are too large, drop the oldest connections that have not shown the token; if
+        there are none or this is the oldest, raise HTTPException.
         """
         more = len(message.get("body", b""))
         had = self._reading.get(connection, 0) + more

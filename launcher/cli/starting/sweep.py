@@ -174,8 +174,8 @@ def _begin(options: argparse.Namespace) -> int:
 
 
 def _refuse_no_spec(what: str) -> None:
-    """Raise BadInput unless `what`, the word in place of a spec, is an existing file; a similar verb of `launch sweep`
-    is the hint.
+    """Raise BadInput unless `what`, the word in place of a spec, is an existing file. The error's hint proposes a verb
+    of `launch sweep` that is similar, or lists all verbs.
     """
     if os.path.lexists(what):
         return

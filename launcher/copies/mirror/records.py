@@ -29,7 +29,9 @@ class _OurPlan(msgspec.Struct, frozen=True):
 
 
 def keep_end(attempt: AttemptDir, end: AttemptEnd | None) -> None:
-    """Write the record with which an attempt ends, exit.json, on this machine, unless `end` is None."""
+    """Write exit.json, the record with which an attempt ends, on this machine, unless `end` is None. Its exit code is
+    the one that `launch wait` gives for such an end.
+    """
     if end is not None:
         end = msgspec.structs.replace(end, exit_code=_exit_code(end.state, end.cause, end.exit_code))
     renew(attempt.end, end, AttemptEnd)

@@ -148,8 +148,8 @@ class MachineUse(NamedTuple):
 def machine_use(interface: str | None, root: Path = Path("/")) -> MachineUse:
     """Return the machine's counters since boot, with 0 for those that the kernel does not report.
 
-    Physical network devices count always, and `interface` even if it is virtual. `root` is the folder that holds /proc
-    and /sys.
+    Bytes of all physical network devices count, and those of `interface` even if it is virtual. `root` is the folder
+    that holds /proc and /sys.
     """
     memory = {name: int(rest.split()[0]) * 1024 for name, rest in _pairs(root / "proc/meminfo") if rest.split()}
     total = memory.get("MemTotal", 0)

@@ -382,8 +382,8 @@ class RankGroup:
 
     @property
     def suspects(self) -> list[int]:
-        """Return the local numbers of the ranks whose failure may come from a faulty device: not ended by the agent,
-        and not a failed communication.
+        """Return the local numbers of the ranks whose failure may come from a faulty device: those that hung, or failed
+        before the agent asked them to end, and not in communication with other ranks.
         """
         return [rank.local for rank in self._ranks if rank.exit is not None and _is_suspect(rank.exit)]
 
@@ -545,8 +545,8 @@ class RankGroup:
             await self._wait_for_dumps(ranks, before)
 
     async def _wait_for_dumps(self, ranks: list[_Rank], before: Mapping[int, int]) -> None:
-        """Wait until each log has grown beyond its size in `before` (by rank number) and grows no more, or until the
-        time limit for stacks has passed.
+        """Wait until the log of each rank that still runs has grown beyond its size in `before` (by rank number) and no
+        log grows any more, because the stacks are written; or until the time limit for stacks has passed.
         """
         last, deadline = before, time.monotonic() + self._dump_bound_s
         while time.monotonic() < deadline:

@@ -343,7 +343,11 @@ class Preparation:
             self._offered = None
 
     async def _import_anew(self) -> str:
-        """Start a new zygote and wait for its imports; return why that failed, or ""."""
+        """Start a new zygote and wait for its imports; return why the user's interpreter cannot run, or "".
+
+        The result is "" too if the zygote died while importing: afterwards `_zygote` is None, or if it got SIGKILL the
+        dead zygote, which can be started again.
+        """
         entry, zygote = self._home.plan.entry, ZygoteLink(self._reaper, self._home.gate)
         self.doing = _importing(entry.preload)
         self._on_import()

@@ -45,8 +45,8 @@ class Reaper:
             self._watched[pid] = tell
 
     def expect_birth(self) -> None:
-        """Keep the deaths of unknown children until `born`, because a new child may die before its pid is reported
-        here.
+        """Keep the deaths of children that are not watched until `born` is called, once for each call of this method:
+        a child may die before its pid is reported here, and `watch` then finds its death.
         """
         self._births += 1
 

@@ -107,8 +107,8 @@ class LocalCluster(Place):
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """End or continue each lost run, whose supervisor and agents were killed: write its end if its records show
-        one, else start a supervisor that continues it, unless the machine was rebooted since.
+        """End or continue each lost run, whose supervisor and agents were killed: write its end if that follows
+        from its records; else start a supervisor that continues it, unless the machine was rebooted since.
         """
         from launcher.places.local.carrying_on import carry_on  # late: a run is rarely lost
 

@@ -116,8 +116,10 @@ class LsfSystem(BatchSystem):
         return [job for job in read_jobs(answer.out, time.time()) if named in ("", job.name)]
 
     def fate(self, job: str) -> Fate:
-        """Return what LSF is doing with the job: by the signals in its history (bhist), as bjobs shows a job that is
-        being ended as running; by bjobs if the history has no signal.
+        """Return whether LSF queues the job again or cancels it, by the last signal in its history (bhist).
+
+        The history comes first, because bjobs shows a job that is being ended as running. If its last signal is another
+        or it has none, return what bjobs shows.
         """
         return fate_of(ask(["bhist", "-l", job]).out) or super().fate(job)
 

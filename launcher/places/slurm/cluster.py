@@ -47,9 +47,9 @@ class SlurmCluster(BatchCluster):
         return self._slurm.config.max_array_size or 1
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what the nodes of the spec's partition offer: the most GPUs that any has, the fewest cores among nodes
-        with so many, and the number of nodes unless Slurm powers nodes up on demand. Raise BadInput if the partition
-        has no nodes or the spec's container cannot be used.
+        """Return what the nodes of the spec's partition, or of the default one, offer: the most GPUs that any node has,
+        the fewest cores among nodes with that many GPUs, and the number of nodes, or None if Slurm powers nodes up on
+        demand. Raise BadInput if the partition has no nodes or the spec's container cannot be used.
         """
         self._check_container(spec.slurm.container)
         partition = spec.slurm.partition

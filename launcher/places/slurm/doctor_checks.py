@@ -233,10 +233,10 @@ def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
 
 
 def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[str]) -> Finding:
-    """Return the finding about preemption: off, a warning if it suspends jobs, or else fine.
+    """Return the finding about preemption: a warning if it is on and one of its modes suspends jobs, or else fine.
 
-    `kind` is Slurm's PreemptType and `mode` its PreemptMode (None: not shown; without a type it counts as off), and
-    `of_partitions` are the modes that partitions have of their own.
+    `kind` is Slurm's PreemptType and `mode` its PreemptMode for the cluster; None: Slurm shows none. Preemption is off
+    without a type or with the mode OFF. `of_partitions` are the modes that partitions have set for themselves.
     """
     if kind in (None, "preempt/none", "(null)") or mode == "OFF":
         return ok("preemption", "off: no job makes way for another")

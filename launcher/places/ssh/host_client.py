@@ -187,8 +187,10 @@ class HostClient:
 
     @contextmanager
     def _asking(self) -> Iterator[RpcClient]:
-        """Yield the connection to the server; close it afterwards if a question was not finished, as the next bytes
-        would be no answer.
+        """Yield the connection to the server, to one thread at a time; start the server if there is none.
+
+        Close the connection afterwards if a question was not finished, as the next bytes would not be the answer to the
+        next question.
         """
         with self._lock:
             if self._server is None:

@@ -186,8 +186,8 @@ class SendFile(OfCheckpoints, frozen=True, tag="give"):
 
 
 class TakeFile(OfCheckpoints, frozen=True, tag="put"):
-    """Store the file `name` of a checkpoint in this folder; with the name "", only store the manifest. The checkpoint's
-    manifest follows the message, then the file's bytes. → None
+    """Store the file `name` of a checkpoint in `folder`, one of the run's folders; with the name "", only store the
+    manifest. The checkpoint's manifest follows the message, then the file's bytes. → None
     """
 
     manifest_size: Size  # in bytes

@@ -170,8 +170,9 @@ def _about_trees(request: Have | Tree, body: Body) -> bool:
     """Store the files in a Tree request, or look for those of a Have request; return whether all of them are stored
     here now.
 
-    A tree is the files of a project, stored under their digest. Storing one also deletes old ones. Raise BadInput for
-    an invalid request or tree, and OSError if the tree cannot be written.
+    A tree is the files of a project, stored under their digest. Storing one also deletes trees that no submit has used
+    for a day, except the 20 newest. Raise BadInput for an invalid request or tree, and OSError if the tree cannot be
+    written.
     """
     from launcher.remote.shipping import kept_trees  # late: nothing else that is asked needs it
 

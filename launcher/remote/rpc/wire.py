@@ -50,7 +50,7 @@ class Have(msgspec.Struct, frozen=True, tag="have"):
 
 class Tree(msgspec.Struct, frozen=True, tag="tree"):
     """A request to store a tree of code in `folder` under its digest; the contents of its regular files follow, in
-    order. The answer is None.
+    order. The answer is True.
     """
 
     folder: str

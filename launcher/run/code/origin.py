@@ -24,8 +24,8 @@ _LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid
 
 
 def origin_of(project: Path) -> Origin | None:
-    """Return the project's commit and whether files differ from it, or None if git is missing, finds no commit, or
-    takes longer than _ENOUGH_S seconds.
+    """Return the project's commit (HEAD) and whether tracked files differ from it, or None if git is missing, finds no
+    commit, or takes longer than two seconds.
     """
     words = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:

@@ -22,8 +22,8 @@ _SATURDAY, _WORK = 5, (8, 18)  # hours
 
 
 class WrittenMoment(Leaf, frozen=True):
-    """A time of the day or a date by this machine's clock. It is kept as text, because the moment it stands for depends
-    on when the job is submitted.
+    """A time of the day or a date by this machine's clock, or `after-hours`, outside working hours. It is kept as
+    text, because the moment it stands for depends on when the job is submitted.
     """
 
     WORDS = f"a moment such as 22:00 or 2027-01-31 22:00, or {AFTER_HOURS}"

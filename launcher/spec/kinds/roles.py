@@ -16,7 +16,9 @@ PORT_NAME = Text("the name of a port, of a-z, 0-9 and _, at most 31 long", r"[a-
 
 
 class PortToTry(Leaf, frozen=True):
-    """The port that shows that a rank is ready: true for its own first port, or the name of one of the role's ports."""
+    """The kind of value that names the port of a rank to which a connection succeeds once the rank is ready: true for
+    the first port, LAUNCH_PORT, or the name of one of the role's ports.
+    """
 
     WORDS = "true or the name of a port"
 

@@ -99,8 +99,8 @@ class NotifyRecipient(Struct, frozen=True):
             raise Wrong(*(replace(one, key=(key.text, *one.key)) for one in error.problems)) from None
 
     def _recipient(self, kind: str, value: Node) -> NotifyTarget:
-        """Return the recipient at the service `kind`, such as slack or email. Raise Wrong if `value` is not an e-mail
-        address for email, a command for command, or a secret or an address for any other service.
+        """Return the recipient at the service `kind`, such as slack, by its `value`: an e-mail address for `email`, a
+        command to be run for `command`, else the name of a secret or an address. Raise Wrong for any other value.
         """
         if kind == "email":
             return NotifyTarget(kind, address=_EMAIL.parse(value))

@@ -118,9 +118,10 @@ class Ballot:
         return self.voter.against_append(Append(replica.attempt, replica.node))
 
     def elected(self, node: int) -> bool:
-        """Return whether this host voted for host number `node` and has not accepted the attempt of that host yet.
+        """Return whether this host's newest vote is for host number `node`, and it has not accepted yet the attempt for
+        which it voted.
 
-        Until it has, the records that the voted host sends replace those of this host.
+        Until it has accepted that, the records that the elected host sends replace those of this host.
         """
         return self.voted[1] == node and self.voted[0] > self.voter.newest.attempt
 

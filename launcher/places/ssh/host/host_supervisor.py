@@ -146,9 +146,10 @@ def _wait_for_go(supervisor: SupervisorState, go: BinaryIO) -> bool:
 
 def _another_was_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> bool:
     """Return whether the submitter, which has exited, told another supervisor to begin the attempt; ask the others
-    every `turn_s` seconds.
+    every `turn_s` seconds. If it did, this supervisor counts as told.
 
-    Return False once all of them deny it, none can be reached several times in a row, or half a minute has passed.
+    Return False once all others deny it, none of them can be reached several times in a row, or half a minute has
+    passed.
     """
     deadline, empty = time.monotonic() + _OTHERS_S, 0
     while time.monotonic() < deadline and empty < _NOBODY_TIMES:

@@ -79,9 +79,11 @@ class HostWatch:
                 self.look()
 
     def look(self) -> None:
-        """Ask all hosts for their state. Have later attempts avoid those that became silent for a lease, send voters
-        that came back the message to join the present attempt, and request a next attempt if a host has voted for a
-        newer one.
+        """Ask all hosts for their state, and act on the answers: later attempts avoid hosts that have been silent for a
+        lease, and voters that came back are sent the message to join the present attempt.
+
+        If a host has voted for a newer attempt before ranks have started in this one, this attempt is stopped, so that
+        another follows.
         """
         supervisor, now = self._supervisor, self._clock.now()
         there = statuses(supervisor.rpc.ask(Ask(), limit_s=HEAR_S))
@@ -479,6 +481,8 @@ def ranks_end(supervisor: SupervisorState, took: Collection[int], *, leads: bool
 
 
 def _take_back(attempt: AttemptDir) -> None:
-    """Remove an attempt that too few hosts accepted; its folder stays, so that its number is not used again."""
+    """Withdraw an attempt that too few hosts accepted: remove its intent and plan, without which nobody starts it. Its
+    folder stays, so that its number is not used again.
+    """
     attempt.intent.unlink()
     attempt.plan.unlink()

@@ -33,9 +33,9 @@ _RETURNS = "launcher.places.ssh.comeback.returning_supervisor:ReturningSuperviso
 
 
 class _PlanNode(msgspec.Struct, frozen=True):
-    """The host of a node, from a plan."""
+    """A node of a plan, of which only the host is decoded."""
 
-    host: str
+    host: str  # its name in the pool
 
 
 class _Disks(msgspec.Struct, frozen=True):

@@ -71,7 +71,9 @@ class RunsOnHost:
         self._seen: set[Path] = set()
 
     def look(self, run_dir: Path) -> OtherRun:
-        """Return the state of the run in the folder, as far as this host knows it."""
+        """Return the state of the run in the folder `run_dir` by this host's records: UNKNOWN if it never was here, or
+        if it ended without success here and other hosts may have a later end of it on their disks.
+        """
         run = RunDir(run_dir)
         attempt = newest(run)
         if attempt is None:

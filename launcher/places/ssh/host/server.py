@@ -66,9 +66,9 @@ _MOST_OF_LOGS = MOST_OF_A_REPORT - MOST_OF_EVENTS
 
 
 class _PlanNode(msgspec.Struct, frozen=True):
-    """The host of a node, from a plan."""
+    """A node of a plan, of which only the host is decoded."""
 
-    host: str
+    host: str  # its name in the pool
 
 
 class _PlanHead(msgspec.Struct, frozen=True):
@@ -204,8 +204,8 @@ def _report(run: RunDir, events_from: int) -> object:
 
 
 def _of_this_host(run: RunDir, facts: RunFacts) -> RunFacts:
-    """Return the facts without processes of other hosts, whose records are copied here: each host reports its own
-    processes.
+    """Return the facts with processes of other hosts, whose records are copied here, counted as not running instead of
+    unknown: each host reports its own processes.
     """
     supervisor = facts.living.supervisor or (None if presence.is_held(run) else False)
     living = replace(

@@ -65,7 +65,9 @@ class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
-    """Ask the host that receives this to keep its slots for this attempt until the leader sends Commit."""
+    """Ask the host that receives this to keep the slots that it has for the run, for this attempt, until the leader
+    sends Commit. The answer is Agreed or, if the host does not have them, Declined.
+    """
 
     attempt: Number
 

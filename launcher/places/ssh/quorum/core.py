@@ -146,7 +146,9 @@ class Voter:
 
     @property
     def next_number(self) -> int:
-        """Return the lowest attempt number for which this host has not voted."""
+        """Return the lowest attempt number for which this host may vote: one above all for which it has voted or that
+        it has accepted.
+        """
         return 1 + max(self.voted[0], self.newest.attempt)
 
     # -- votes

@@ -80,8 +80,9 @@ def _bring(run: RunDir, places: Iterable[Place]) -> dict[str, LaunchError]:
 
 
 def _follow(client: HostClient, run: RunDir, folders: tuple[str, ...], known: Mapping[str, int], root: Path) -> None:
-    """Copy what is new in the run's `folders` on a host to below `root`; `known` has, by file, how many bytes at its
-    beginning are not copied.
+    """Copy what is new in the files of the run's `folders` on a host to below `root`.
+
+    `known` has, by file, how many bytes at the file's beginning are not new and are not copied.
     """
 
     def ask(mine: dict[str, int]) -> tuple[list[tails.Tail], bool]:

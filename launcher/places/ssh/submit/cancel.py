@@ -147,7 +147,7 @@ def _not_ended(
 
 def _end_without(run: RunDir, missing: Collection[str], word: ClusterAnswer) -> bool:
     """Write on this machine that the run was cancelled without the hosts `missing`, and return True; return False if
-    this machine has a record of its end already, or no attempt of it.
+    the run's end is already recorded on this machine, or there is no attempt of the run.
 
     `word` is the run's state as the other hosts report it; raise Unreachable if it says that hosts which may know how
     the run ended did not answer (`silent`).
