@@ -1006,9 +1006,10 @@ class Runs(list[Run]):
 
 
 def wait_any(runs_: Sequence[Run], timeout_s: float | None = None) -> Run:
-    """Wait until one of the runs ends and return it.
+    """Wait until one of the runs has ended and return it, at once if one had ended before.
 
-    Raise TimeoutError if none ends within `timeout_s`, and ValueError for an empty list.
+    A run that has lost hosts of its pool is resumed on others meanwhile, if the clusters file has a command that names
+    the pool's hosts. Raise TimeoutError if none ends within `timeout_s`, and ValueError for an empty list.
     """
     if not runs_:
         raise ValueError("expected a run to wait for, got none")

@@ -80,7 +80,8 @@ def update(net: nn.Module, optimizer: torch.optim.Optimizer, gradient: Tensor) -
 def serve(address: str) -> "queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]]]":
     """Start a server for workers at `address`, written HOST:PORT, and return the queue of its requests.
 
-    Each is a gradient that a worker pushes, or None from a new worker, with a queue for the answer.
+    Each is a pair: a worker's message, a dict with `gradient` and its `samples`, `loss` and `step`, or None from a new
+    worker; and a queue, into which the caller puts the dict that the worker waits for.
     """
     pushed: queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]]] = queue.SimpleQueue()
 
@@ -120,7 +121,7 @@ def pack(message: dict[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return the message that `pack` packed."""
+    """Return the message that `pack` packed, a dict of numbers and tensors."""
     return torch.load(io.BytesIO(data), weights_only=True)  # tensors and numbers: nothing in it is executed
 
 

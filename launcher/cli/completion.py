@@ -184,7 +184,9 @@ def _names(command: Command) -> list[str]:
 
 
 def _typed(commands: Sequence[Command]) -> list[str]:
-    """Return the first words that the script completes: commands and groups, but not older names."""
+    """Return the first words that the script completes: the commands, but not under names that they had in older
+    versions, and the words with which commands of two words begin.
+    """
     return [*(one.name for one in commands if " " not in one.name and shown_in_help(one.name)), *GROUPS]
 
 

@@ -155,8 +155,9 @@ class Aftermath:
             self._gather_anew(decision.delay_s)
 
     def _warm_because(self) -> str:
-        """Return why all ranks are replaced although some could have stayed in their processes, as the end of a
-        sentence: `, warm because ...`. Forget the reason. Return "" if there is none, or if `recovery.mode` is `auto`.
+        """Return why this restart is warm: why all ranks are replaced although some could have stayed in their
+        processes. It is the end of a sentence, `, warm because ...`, and is then forgotten. Return "" if there is no
+        reason, or if `recovery.mode` is `auto`.
         """
         why, self._attempt.warm_because = self._attempt.warm_because, ""
         return f", warm because {why}" if why and self._attempt.rules.mode != "auto" else ""

@@ -141,7 +141,7 @@ class Generation:
             rank.pid = pid
 
     def receive(self, heartbeat: Heartbeat, mono: float) -> list[RankHeartbeat]:
-        """Update the ranks from a node's heartbeat, and return those of its reports that are about ranks of this
+        """Update the ranks from a node's heartbeat, and return the reports in it that are about ranks of this
         generation.
         """
         if heartbeat.same:

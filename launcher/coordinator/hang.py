@@ -303,8 +303,9 @@ def _all_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdi
 def _by_stacks(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
     """Return the verdict, from stacks alone, on the ranks that are in no collective while the others wait in one.
 
-    That is for ranks without a Flight Recorder, and for operations that it does not record: return None if any of
-    `waits` is known, if a living rank has no stack, or if none or all are outside of collectives.
+    That is for ranks without a Flight Recorder, and for operations that it does not record. Return None if there are
+    `waits`, which the recorders show better, if a living rank has no stack, or if none or all are outside of
+    collectives.
     """
     living = _living(ranks)
     outside = _in_no_collective(living)

@@ -207,7 +207,7 @@ class Copier:
 
     def _record_failure(self, node: int, what: str, problem: str) -> bool:
         """Record that copying `what`, such as `step 12`, from node `node` has failed because of `problem`. Return True,
-        and report an event, if this is the first failure of it; else return False.
+        and report an event, if `what` has not failed before in this generation; else return False.
         """
         self._problem = f"{what}: {problem}"
         first = what not in self._failed

@@ -53,7 +53,7 @@ class NodeMemory(ReplicaFiles):
 
 
 class Snapshots(ReplicaFiles):
-    """The snapshots in one folder of a node's memory."""
+    """The snapshots, which are checkpoints of a step in memory instead of on disk, in one folder of a node's memory."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -44,21 +44,24 @@ class Ending:
 
 
 class _Line(msgspec.Struct):
-    """A line that the checking program printed: the device and its name, a part that `begins`, a part's result
-    (`fit`, or what was `expected` and `seen`), why the device cannot be checked (`unable`), or that all is `done`.
+    """A line that the checking program printed. The check has parts, such as multiplications, each with a name.
+
+    A line has one of these: the device and its name, the part that `begins`, a part's result (`fit`, or what was
+    `expected` and `seen`), why the device cannot be checked (`unable`), or that the check is over (`done`: True if no
+    part failed).
     """
 
     device: _Text = ""
     name: _Text = ""
-    begins: _Text = ""
-    part: _Text = ""
+    begins: _Text = ""  # the part whose work begins
+    part: _Text = ""  # the part whose result this is
     fit: bool = True
     expected: _Text = ""
     seen: _Text = ""
     note: _Text = ""  # a part's short result, for people
     unable: _Text = ""
     done: bool | None = None
-    seconds: float = 0.0  # that the part took
+    seconds: float = 0.0  # that the part took, or with `done` the whole check
 
 
 _LINE: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)

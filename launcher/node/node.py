@@ -240,10 +240,11 @@ class NodeAgent:
         await self._begin(start, group.begin())
 
     async def _continue_in_place(self, message: messages.ContinueInPlace) -> None:
-        """Begin a new generation in which survivors on this node keep their processes and the other ranks are started.
+        """Begin a new generation: this node's ranks that are among the message's `survivors` keep their processes, and
+        its other ranks are started.
 
-        Do nothing if the ranks were stopped meanwhile, or if a check finds a device of the failed ranks unfit, which is
-        reported to the coordinator.
+        No rank is started if the previous generation's ranks were stopped before the message came, or if a check finds
+        a device of the failed ranks unfit, which is reported to the coordinator.
         """
         group = self._group
         if group is None or group.generation >= message.start.generation:

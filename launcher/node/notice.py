@@ -34,7 +34,7 @@ class HostNotice:
         self.problem = ""  # why the command could not be asked the last time
 
     def watch_signal(self) -> None:
-        """Treat the signal that `notice.signal` names as the notice from now on."""
+        """Treat the signal that `notice.signal` names, if it names one, as the notice from now on."""
         if (name := self._notice.signal) is not None:
             number = signal.Signals[f"SIG{name}"]
             asyncio.get_running_loop().add_signal_handler(number, self._take_signal)

@@ -358,7 +358,7 @@ class EndOfRank:
 
     To free a few hundred thousand objects of torch, on pages that are shared until then, takes seconds of CPU time; the
     kernel frees them at once. Objects of the program itself are freed: its modules are emptied in the interpreter's own
-    order, so that `__del__`, `finally` and unclosed files behave as they do elsewhere.
+    order, so that `__del__`, `finally` and unclosed files behave as at the end of any Python process.
     """
 
     def __init__(self) -> None:
@@ -855,7 +855,11 @@ def module_of(frames: Sequence[Frame]) -> str:
 
 
 def frames_of(error: BaseException) -> list[Frame]:
-    """Return the frames of the traceback, outermost first."""
+    """Return (file, line, function) of each frame of the error's traceback, outermost first.
+
+    The outermost frames, if they are this file's, are left out. The last frame of a SyntaxError is the line with the
+    wrong syntax.
+    """
     stack = traceback.walk_tb(without_our_frames(error.__traceback__))
     frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in stack]
     if isinstance(error, SyntaxError):
@@ -939,9 +943,10 @@ class FlightReader(importlib.abc.MetaPathFinder):
         return found
 
     def settle(self, order: Order) -> None:
-        """Let this process, which has become the rank that `order` describes, answer questions once it has a process
-        group. The questions arrive on a FIFO of their own, beside the one named in the order. Processes that the rank
-        forks do not answer, nor does a command that is no rank.
+        """Let this process, which has become the rank that `order` describes, answer questions of its agent once it has
+        a process group. The questions arrive on a FIFO of their own, beside the one named in the order. Processes that
+        the rank forks do not answer, nor does a rank without that FIFO, or one whose program is a command, which
+        replaces this process.
         """
         if order.kind != "command" and order.progress is not None:
             self._order, self._pid = order, os.getpid()

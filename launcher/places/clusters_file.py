@@ -176,10 +176,11 @@ def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
 
 
 def as_reached_now(place: ClusterEntry) -> ClusterEntry:
-    """Return a cluster as it was at submit, except that its login node's address, or a pool's hosts, are those of the
-    clusters file now.
+    """Return `place`, a cluster as it was at submit, except that its login node's address, or a pool's hosts, are those
+    of the clusters file now.
 
-    Raise LaunchError if the command that prints the hosts fails.
+    It is returned unchanged if the file is unreadable now or has no cluster of this name and kind. Raise LaunchError if
+    the command that prints the hosts fails.
     """
     if place.kind != LOGIN_KIND and not is_pool(place.kind):
         return place

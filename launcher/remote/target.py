@@ -176,7 +176,10 @@ def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 def parse_options(text: str) -> dict[str, tuple[str, ...]]:
-    """Return the options in the output of `ssh -G`, by keyword in lower case."""
+    """Return the options in the output of `ssh -G`: the values of each keyword, which is in lower case.
+
+    An option has one value for each of its lines; a line of an option that is a list has a value for each word.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for line in text.split("\n"):
         keyword, _, value = line.partition(" ")
@@ -187,7 +190,7 @@ def parse_options(text: str) -> dict[str, tuple[str, ...]]:
 
 def _configuration_files() -> list[Path]:
     """Return the files of OpenSSH's configuration that exist, or the one in LAUNCH_SSH_CONFIG if that is set (none for
-    the value `none`); raise BadInput if it cannot be read.
+    the value `none`). Raise BadInput if that one cannot be read.
     """
     named = os.environ.get("LAUNCH_SSH_CONFIG")
     if not named:

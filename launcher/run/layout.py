@@ -264,8 +264,8 @@ def parse_log_folder(name: str) -> tuple[int, int] | None:
 
 
 def parse_log_file(name: str) -> int | None:
-    """Return the number in a log's file name: a rank, or in the setup's folder a node. Return None if the name is not a
-    log's.
+    """Return the number in a log's file name: the rank of `rank-03.log`, or the node of `node-00.log`, a log of the
+    setup. Return None if the name is not a log's.
     """
     found = _LOG_FILE.fullmatch(name)
     return int(found[1]) if found else None

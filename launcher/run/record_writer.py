@@ -128,7 +128,10 @@ class RecordWriter:
         append_line(self._run.events, Event(time.time(), self._attempt.number, "disk", text, cause=Cause.DISK))
 
     def _put(self, batch: list[_Entry]) -> None:
-        """Write a batch of entries, which all belong to one file, to that file."""
+        """Write a batch of entries, which all belong to one file, to that file; wait while its disk refuses them.
+
+        Several together are events or exits of ranks, which are appended; each other record replaces its file.
+        """
         match batch[-1]:
             case Event(kind=kind):
                 append_lines(self._run.events, batch)

@@ -208,10 +208,9 @@ class LogReader:
                 yield key, folder
 
     def _files(self, key: tuple[int, int], folder: Path) -> Iterator[tuple[int, Path]]:
-        """Yield (number, path) of each log file in a folder that may have wanted lines; `key` is the folder's (attempt,
-        generation).
+        """Yield (number, path) of each log file in `folder`, except of ranks and nodes that the user left out.
 
-        The number is that of the rank or, for setup logs, of the node.
+        The number is that of the rank or, for setup logs, of the node; `key` is the folder's (attempt, generation).
         """
         for file in _entries(folder):
             number = parse_log_file(file.name)

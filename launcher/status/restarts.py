@@ -55,9 +55,10 @@ class RestartReader:
 
 
 def _ended_generation(event: Event) -> tuple[int, float]:
-    """Return the (attempt, generation) that ended with the event.
+    """Return the (attempt, generation) that ended with the event, one of a restart.
 
-    The generation is infinity, for the attempt's last one, if the event does not name it.
+    An event `regroup` has the generation's number. Other events are about the end of a whole attempt: their own or, for
+    `resumed`, the one before; the generation is then infinity.
     """
     if event.kind == "resumed":
         return event.attempt - 1, inf

@@ -151,7 +151,9 @@ def _together(wishes: Sequence[Request]) -> list[list[Request]]:
 
 
 def _most_together(wish: Request) -> int:
-    """Return the largest number of runs that the cluster of this request accepts as one job."""
+    """Return the largest number of runs that the cluster of this request accepts as one job: one that starts them in
+    order if the spec limits how many run at a time (`queue.max_parallel`) and the cluster has such jobs.
+    """
     place = wish.cluster
     return place.most_in_order if wish.spec.queue.max_parallel and _keeps_order(wish) else place.most_together()
 

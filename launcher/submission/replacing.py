@@ -130,7 +130,7 @@ def may_replace(state: State, there: Collection[str], listed: Collection[str], o
 
     `there` are the hosts of the run, `listed` those that the pool's command names now, and `over` those that have
     reported the run's end. It is True if the run's `state` is failed, as most hosts have agreed, or if some of its
-    hosts are no longer listed and all others have reported its end.
+    hosts are no longer listed and all that still are have reported the run's end.
     """
     left = {*there} & {*listed}
     return state is State.FAILED or (left < {*there} and left <= {*over})

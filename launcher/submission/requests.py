@@ -346,8 +346,8 @@ def python_problems(python: str, machine: Machine, spec: JobSpec) -> list[Misfit
 
 
 def store_problems(machine: Machine, spec: JobSpec) -> list[Misfit]:
-    """Return a problem if the packages for the object store in `checkpoint.copy_to` are not installed; else an empty
-    list.
+    """Return a problem if the packages for the object store in `checkpoint.copy_to` are not installed here; else an
+    empty list, also if the nodes have a Python of their own, which cannot be checked from here.
     """
     if spec.checkpoint.copy_to is None or machine.own_python:
         return []

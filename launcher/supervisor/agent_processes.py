@@ -372,7 +372,7 @@ class AgentPlace:
         agent; return its place.
 
         Its environment is `environ`, with the variable that marks processes of the run. If `before` is a child prepared
-        earlier, no process is started: that child does this.
+        earlier, no process is started: that child gets the arguments and waits to become the agent.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -545,9 +545,10 @@ class AgentProcesses:
             self._agents.remove(agent)
 
     def watch(self, until: float | None, *, bring_back: bool = True) -> int | None:
-        """Restart agents that died before, then wait once: until a child ends, a signal comes, a lease has to be
-        checked, or the time `until` (by `time.monotonic`; None: no limit). Enforce leases and record which agents have
-        ended. Return the first agent's wait status if it has ended and the attempt ends with it (`leads`), else None.
+        """Restart the dead agents whose delay is over, then wait once: until a child ends, a signal comes, another
+        restart is due, a lease has to be checked, or the time `until` (by `time.monotonic`; None: no limit). Enforce
+        leases and record which agents have ended. Return the first agent's wait status if it has ended and the attempt
+        ends with it (`leads`), else None.
 
         Without `bring_back`, no agent is restarted. An agent that exited because all is done, or because a newer
         attempt took over, is never restarted.

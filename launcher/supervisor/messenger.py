@@ -34,7 +34,10 @@ class Messenger:
         return (self._child.pid,) if self._child is not None else ()
 
     def close(self, wait_s: float = 0.0) -> None:
-        """End the input of the notifying process after the last record, and wait up to `wait_s` for it to exit."""
+        """End the input of the notifying process after the last record, and wait up to `wait_s` for it to exit.
+
+        It is not killed after that: it goes on sending what is due.
+        """
         child = self._child
         if child is None or child.stdin is None:
             return

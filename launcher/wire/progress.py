@@ -128,8 +128,8 @@ class Progress:
         return True
 
     def go_on(self) -> None:
-        """Begin a new generation for a rank that keeps its process: reset what belongs to one generation, as the rank
-        has reported nothing in the new one.
+        """Begin a new generation for a rank that keeps its process: forget the steps, checkpoints and snapshots that it
+        reported in the old one, and whether it was slow or went back. Its other reports, such as its address, stay.
         """
         self.step = self._began = self.checkpoint = self.remembered = self.slow = self.went_back = None
         self.reported = False

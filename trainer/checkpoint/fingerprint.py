@@ -240,10 +240,11 @@ def _digest_on_first(
 
 
 def _serve_first(files: Mapping[int, int], save_group: SaveGroup, still_here: Callable[[], None]) -> tuple[str, str]:
-    """Send the bytes that rank 0 asks for until it sends the fingerprint; return that and this rank's problem or "".
+    """Send the bytes that rank 0 asks for until it sends the fingerprint.
 
-    `files` are the descriptors of the files on this disk, by their numbers in the manifest. `still_here`, which tells
-    launch that the rank does not hang, is called at each message. Unreadable bytes are sent as zeros.
+    Returns the fingerprint, and why this rank could not read some of the bytes, or "" if it could. `files` are the
+    descriptors of the files on this disk, by their numbers in the manifest. `still_here`, which tells launch that the
+    rank does not hang, is called at each message. Unreadable bytes are sent as zeros.
     """
     problem = ""
     wanted: _Request | str = ""

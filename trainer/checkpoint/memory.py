@@ -144,7 +144,10 @@ def open_memory_tier(
 
 
 def _node_save_group(world: World) -> SaveGroup:
-    """Return the save group of this node's ranks; all ranks call it, as each makes the groups of all nodes."""
+    """Return this node's ranks as a group that saves together.
+
+    All ranks have to call this, as each makes the process groups of all nodes.
+    """
     if world.control is None:
         return SaveGroup(None, (0,), 0)
     found = nodes(world)

@@ -36,11 +36,11 @@ class Share(msgspec.Struct, array_like=True):
 
 
 class TensorShares(msgspec.Struct, array_like=True):
-    """The type and whole shape of a tensor, however it is sharded, and the shares of it that ranks have."""
+    """The type and whole shape of a tensor, however it is sharded, and which rank has which part of it."""
 
     dtype: str
     shape: tuple[int, ...]
-    shares: list[Share]
+    shares: list[Share]  # each describes several parts at once, which follow each other on ranks in a row
 
 
 _DECODER = msgspec.msgpack.Decoder(dict[str, TensorShares])

@@ -231,9 +231,9 @@ def _held_at(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
 def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:
     """Return the folder of the committed checkpoint with this manifest, whose encoded form is `data`.
 
-    If there is none, a prepared draft of it is committed, or a folder is made that has only the manifest. `kind` is
-    "step", or "best" for one of the best checkpoints. Raises FileExistsError if the folder has another checkpoint of
-    this step.
+    If there is none, the draft that this disk has of the checkpoint is committed; without a draft, a folder is made
+    that has only the manifest. `kind` is "step", or "best" for one of the best checkpoints. Raises FileExistsError if
+    `folder` has another checkpoint of this step.
     """
     final = folder / folder_name(manifest.step, kind)
     if not os.path.lexists(final):

@@ -160,9 +160,10 @@ class LoaderBatches:
             return iter(self._loader)
 
     def _read(self, epoch: int, done: int) -> list[Any]:
-        """Return this rank's batches of the loader for the next step: `accumulate`, or fewer at the end of an epoch.
+        """Return this rank's batches for the next step: as many as a step accumulates, or fewer at the end of an epoch.
 
-        The random generators are seeded for the position: `done` samples of `epoch` are over.
+        While they are read, the random generators are seeded by `epoch` and `done`, the number of its samples that were
+        read before.
         """
         step = self._next_batches(epoch, done)
         if self._may_be_at_end and not step:

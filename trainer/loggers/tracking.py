@@ -75,11 +75,11 @@ class TrackingLogger(Callback):
         self._begin(training)
 
     def on_log(self, training: Training, line: Line) -> None:
-        """Add the logged values to the values that are sent to the server for this step."""
+        """Add the logged values to the values of this step; they are sent when the next step's come."""
         self._add(training.step, line)
 
     def on_validation(self, training: Training, values: Values) -> None:
-        """Add the validation's results to the values that are sent to the server for this step."""
+        """Add the validation's results to the values of this step; they are sent when the next step's come."""
         self._add(training.step, values)
 
     def on_test(self, training: Training, values: Values) -> None:

@@ -23,8 +23,8 @@ MakeSchedules = MakeSchedule | Mapping[str, MakeSchedule]
 class Schedule:
     """The scheduler of one optimizer.
 
-    It is made again by the user's function if the learning-rate finder sets another rate, or if the script's options of
-    the optimizer, such as its rate, replace those of the loaded checkpoint.
+    The user's function makes it, and makes a new one if the learning-rate finder sets another rate, or if the script's
+    options of the optimizer, such as its rate, replace those of the loaded checkpoint.
     """
 
     def __init__(self, make: MakeSchedule | None, optimizer: Optimizer, total_steps: int | None) -> None:
@@ -179,7 +179,7 @@ class Schedules:
 
     @property
     def rates(self) -> dict[str, float]:
-        """The learning rates for a line of metrics: `lr` of the first optimizer, and `lr_NAME` of each named one."""
+        """The learning rates for a line of metrics: `lr` of the first optimizer, and `lr_NAME` of each with a name."""
         rates = {name: one.rate for name, one in self.each.items()}
         return {"lr": next(iter(rates.values())), **{f"lr_{name}": rate for name, rate in rates.items() if name}}
 

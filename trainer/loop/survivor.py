@@ -272,9 +272,10 @@ class Survivor:
             loop.training.say(text)
 
     def _take_snapshot(self, loop: Loop, step_samples: int | None) -> None:
-        """Save the state that all ranks share; stop saving, and tell launch, if the script's state cannot be copied.
+        """Copy, in memory, the state that all ranks share, from which the training continues if a rank is killed.
 
-        `step_samples` is the number of samples of the step, None before the first step.
+        If the script's state cannot be copied, no more states are saved, and launch is told that this rank cannot
+        continue in its process. `step_samples` is the number of samples of the step, None before the first step.
         """
         if not self.active:
             return

@@ -581,8 +581,8 @@ class Trainer:
     ) -> Checkpointer:
         """Return the checkpointer of everything that this training saves.
 
-        `state` has objects with a state_dict() by name; skips, scaler and data are added to it here. `average` is the
-        average of the weights, or None.
+        `state` has objects with a state_dict() by name. Added to it here are the counts of skipped steps, the scaler of
+        fp16 and the position in the data. `average` is the average of the weights, or None.
         """
         settings, strategy = self.settings, training.strategy
         state["skips"] = strategy.skips

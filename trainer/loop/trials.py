@@ -66,8 +66,8 @@ def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> D
 def begin_dev_run(trainer: object, settings: Settings, world: World) -> None:
     """Delete the checkpoint folder that an earlier dev run left.
 
-    This run's folder is deleted when the object `trainer` is, or the process ends. Without the setting `fast_dev_run`
-    nothing is done. All ranks call it.
+    This run's folder is deleted when the object `trainer` is garbage-collected or the process ends. Without the setting
+    `fast_dev_run` nothing is done. All ranks have to call this.
     """
     if settings.fast_dev_run is None or settings.checkpoint_dir is None:
         return

@@ -17,13 +17,16 @@ StepFunction = Callable[[nn.Module, Any, Turns], Any]  # returns what a loss fun
 
 @dataclass(frozen=True, slots=True)
 class OwnStep:
-    """Runs the user's step function for each micro-batch."""
+    """The user's step function, and the object that it gets to train with.
+
+    `run` calls the function for each micro-batch, and `end` is called once after the last one of the step.
+    """
 
     function: StepFunction
     turns: Turns  # the object that the function calls for backward passes and steps of the optimizers
 
     def run(self, model: nn.Module, data: Any, batch: Batch, number: int) -> Answer:
-        """Run the user's function on micro-batch `batch` of step `number`, whose content is `data`.
+        """Run the user's function on one micro-batch of step `number`: its content is `data`, its weight in `batch`.
 
         Return the loss and other values that the function returned, for metrics. Raises TrainerError if it returned
         anything else.

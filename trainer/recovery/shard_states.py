@@ -31,9 +31,9 @@ class CannotHandOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """A rank's piece of an optimizer's tensor that is sharded like its parameter."""
+    """A rank's piece of a tensor in an optimizer's state, such as `exp_avg`, that is sharded like its parameter."""
 
-    piece: Tensor
+    piece: Tensor  # an ordinary tensor, with the shape of this rank's shard
 
 
 @dataclass(frozen=True, slots=True)

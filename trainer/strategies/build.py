@@ -243,7 +243,10 @@ def _make_module(
 
 
 def _check_module(module: nn.Module) -> None:
-    """Raise BadSettings for a model without parameters to train, or with parameters that have no values yet."""
+    """Raise BadSettings for a model without parameters to train, or with some that have no values yet.
+
+    Parameters on the meta device, and parameters and buffers of lazy modules, have none yet.
+    """
     for name, part in module.named_modules():
         tensors = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if any(map(is_lazy, tensors)):

@@ -32,7 +32,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def mesh_of(given: str | Mesh | None) -> Mesh:
-    """Return the mesh, given as text or as a mapping, as a dict, which is empty for None.
+    """Return the mesh, given as text or as a mapping, as a dict such as {"dp": 2, "tp": 2}, which is empty for None.
 
     Raises ValueError for text that is no mesh.
     """

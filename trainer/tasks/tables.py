@@ -63,9 +63,10 @@ def _cell(value: Any) -> Any:
 
 
 def _parquet(shards: Shards) -> Iterator[bytes]:
-    """Yield the Parquet file, with a row group for each shard and types that hold all values.
+    """Yield the bytes of the Parquet file, with a row group for each shard.
 
-    `shards()` returns an iterator over the shards' lines.
+    A column's type suits its values in all shards, such as float64 for 1 and 0.5. `shards()` returns an iterator over
+    the shards' lines; it is called twice.
     """
     import pyarrow as pa  # late: an optional package
     import pyarrow.parquet as pq  # late: of that package

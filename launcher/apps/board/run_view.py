@@ -228,7 +228,9 @@ def _shown(failure: Failure) -> Failure:
 
 
 def _nodes(status: RunStatus) -> list[BoardNode]:
-    """Return the run's nodes with their load."""
+    """Return the run's nodes, each with what its machine uses now (processors, memory, network), or None if that is not
+    sampled.
+    """
     loads = {load.node: msgspec.structs.replace(load, ranks=()) for load in status.loads}
     return [
         BoardNode(one.node, one.host, one.address, one.state, one.ranks, loads.get(one.node)) for one in status.nodes

@@ -140,7 +140,10 @@ class Engine:
         raise AssertionError("there is at least one choice")
 
     async def close(self) -> None:
-        """Stop all tasks and end the workers at once, without waiting for the batches that they compute."""
+        """Stop all tasks and end the workers at once, without waiting for the batches that they compute.
+
+        Inputs without an answer get none any more, so the HTTP server has to end before.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -351,7 +354,7 @@ class Engine:
             self.say(f"{_folder_name(choice)} answers now")
 
     def _spawn(self, work: Any) -> None:
-        """Run a coroutine in the background."""
+        """Run a coroutine in the background, until `close` cancels it; its result is not used."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

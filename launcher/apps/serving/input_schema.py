@@ -141,8 +141,8 @@ def _object(schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _usual(value: Any) -> Any:
-    """Return a field's default as msgspec wants it: a list or object as a factory, which msgspec requires for such
-    values.
+    """Return what msgspec needs as the default of a field whose default in the schema is `value`: a factory for a list
+    or object, and any other value itself.
     """
     return msgspec.field(default_factory=lambda: value) if isinstance(value, list | dict) else value
 

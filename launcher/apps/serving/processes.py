@@ -180,7 +180,11 @@ class ServingWorker:
             self.ready.set_result(None)
 
     def _ended(self) -> None:
-        """Record that the worker has ended; its batch fails."""
+        """Record that the worker has ended, and call back.
+
+        Whoever waits for its batch gets NotBegun if the worker had not read it, so that another one may compute it, and
+        else WorkerLost.
+        """
         if self.gone.is_set():
             return
         self.gone.set()

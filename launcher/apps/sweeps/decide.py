@@ -297,8 +297,8 @@ def _actions_if_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialActi
 
 
 def _valued(number: int, run: TrialRun, metric: str) -> TellTrial:
-    """Return the action that records trial `number`, whose run has succeeded: with its value, or as failed if it has no
-    finite one; the reason then names the metric.
+    """Return the action that records trial `number`, whose run has succeeded: with the last value of `metric`, or as
+    failed if there is no value or it is not finite; the reason then names the metric.
     """
     value = run.value
     if value is None:

@@ -180,7 +180,9 @@ def _row(one: Deletion, now: float, there: Sequence[KeptRemote]) -> tuple[str, .
 
 
 def _plain(one: Deletion) -> PrunedRun:
-    """Return the selected run as `--json` prints it."""
+    """Return a deletion as `--json` prints it: the run, what is deleted (all of it or only checkpoints), and how many
+    bytes that frees.
+    """
     goes: Literal["run", "checkpoints"] = "run" if one.whole else "checkpoints"
     return PrunedRun(one.run.id, one.status.state, goes, tuple(map(str, one.folders)), one.size)
 

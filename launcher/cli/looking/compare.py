@@ -168,7 +168,10 @@ def _code(found: Comparison, one: CodeComparison, most: int | None) -> list[str]
 
 
 def _changes(title: str, one: CodeComparison, most: int | None) -> list[str]:
-    """Return the title, the changed files, and at most `most` lines of their diff (None: all)."""
+    """Return the title, the changed files, and at most `most` lines of their diff (None: all, 0: no diff).
+
+    If the code is the same, or why cannot be told, a line says so instead.
+    """
     if one.unknown:
         return [paint(title, "bold"), f"  {safe(one.unknown)}"]
     if not one.changes:

@@ -43,7 +43,9 @@ class Tail(NamedTuple):
 
     @property
     def is_plainly_named(self) -> bool:
-        """Return whether the name is a relative path of plain characters, without `..`, that is safe to write to."""
+        """Return whether the name is safe to write to: a path of two to seven parts below the run's folder, the first
+        one of lower-case letters, and none `.`, `..` or with a control character.
+        """
         return _FILE.fullmatch(self.name) is not None
 
 

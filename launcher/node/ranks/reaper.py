@@ -51,9 +51,9 @@ class Reaper:
         self._births += 1
 
     def born(self) -> None:
-        """End one birth that `expect_birth` began, because the new child's pid is now watched or no child was started.
+        """Undo one call of `expect_birth`, because the expected child's pid is now watched or no child was started.
 
-        Once no other birth is under way, forget the kept deaths of unknown children, and keep no more.
+        Once each call is undone, the kept deaths of unknown children are forgotten, and no more are kept.
         """
         self._births -= 1
         if not self._births:

@@ -61,7 +61,7 @@ class _Process:
         return self.told_of.items() <= environment.items()
 
     def close(self) -> None:
-        """Close the pipes to the process."""
+        """Close the pipes to the process, which has ended or could not be started."""
         self.pipe.close()
         self.control.close()
 

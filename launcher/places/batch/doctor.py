@@ -89,8 +89,8 @@ class BatchDoctor(ABC):
 
 
 def named(chosen: Mapping[str, str], **options: str) -> list[str]:
-    """Return the chosen options as words of a submit command; `options` maps the name of each option to its flag, such
-    as queue="-q".
+    """Return words of a submit command, such as ["-q", "gpu"]: for each option that is in `chosen`, its flag and the
+    chosen value. `options` gives each option's flag by the option's name, such as queue="-q".
     """
     return [word for what, option in options.items() if what in chosen for word in (option, chosen[what])]
 

@@ -31,7 +31,7 @@ def look(queue: BatchSystem, attempts: Asked) -> Answers:
     """Return the scheduler's answer about each of `attempts`, pairs of a run and its attempt, in their order; None for
     one that is still being submitted.
 
-    If the scheduler does not answer, the last recorded answers are returned, with the reason.
+    If the scheduler does not answer, the last recorded answers are returned, each with the reason why none is newer.
     """
     handles = [read_record(attempt.handle, Handle) for _, attempt in attempts]
     try:

@@ -326,8 +326,9 @@ def _node(one: Mapping[str, Any], gpu: str) -> ExecHost:
 
 
 def _cores(one: Mapping[str, Any]) -> int:
-    """Return the number of cores that the node `one` offers to pods, at least 1. Kubernetes writes it as `16`, or as
-    `15890m` in thousandths.
+    """Return the number of cores that a node offers to pods, at least 1; `one` is the node's object in the API.
+
+    Kubernetes writes the number as `16`, or as `15890m` in thousandths.
     """
     text = str(_at(one, "status", "allocatable", "cpu") or "1")
     thousandths = number(text.removesuffix("m")) if text.endswith("m") else (number(text) or 1) * 1000

@@ -122,7 +122,8 @@ def _bring(run: RunDir) -> dict[str, LaunchError]:
 
 def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
     """Copy new logs and metrics from one login node; `here` has the size in bytes of each file on this machine. Raise
-    LaunchError for data that were not requested, and Unreachable if there is more than can be fetched at once.
+    LaunchError for data that were not requested, and Unreachable if there is more than one call fetches: the next call
+    continues where this one ended.
 
     If earlier attempts were elsewhere, their metrics files may have the same names, so `remote.first`, the number of
     the first attempt on this login node, is added to the names.

@@ -155,6 +155,9 @@ def stays_live(
 ) -> list[str]:
     """Return a warning for each package that ranks would import from the folder in which it is edited, so that edits
     reach the run: the project's own packages, and others among the `modules` that its code imports.
+
+    `installed` are the packages installed as editable. `folders`, relative to `project`, are frozen and on PYTHONPATH,
+    so that ranks import from the frozen copy what is installed from them.
     """
     home = _real(project)
     frozen = {_real(home / folder) for folder in folders}

@@ -92,7 +92,9 @@ class WatchedRun:
         self._rest = b""
 
     def look(self, status: RunStatus, row: BoardRow) -> Iterator[Message]:
-        """Yield a message for each change in the run's data, points, events and log since the last call."""
+        """Yield messages with what has changed since the last call: the data at the head of the run's page, new points
+        of its metrics, marks for its timeline (checkpoints, validations and events), and new lines of its log.
+        """
         points = [*self._points()]  # first: what they end with is in the head
         head, before = self._head(status, row), self.head
         if head != before:

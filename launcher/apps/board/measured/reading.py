@@ -389,7 +389,9 @@ def _column(values: Iterable[float | str]) -> "array[float]":
 
 
 def _once(points: Iterator[tuple[int, float, float]]) -> Iterator[tuple[int, float, float]]:
-    """Yield the first point of each step; points come in order of steps."""
+    """Yield the first of the points of each step. A point is (step, Unix time, value), and `points` are in the order of
+    their steps; a step with values in both sources has two.
+    """
     last = None
     for point in points:
         if point[0] != last:

@@ -347,9 +347,9 @@ class QueueWatch:
             self._move(number)
 
     def _follow(self, leader: SupervisorStatus, preparation: int) -> None:
-        """Adopt what the leader reports: whether the run is held back, whether it has begun, and whether this host may
-        release its slots again because the leader does not ask to keep them. Ignore a report on another attempt, and
-        raise Fenced if a newer one continues without this host.
+        """Adopt what the leader reports: whether the run is held back, that this host is to begin the attempt as the
+        others did, or that it may release its slots again, because the leader does not ask any more that they are kept.
+        Ignore a report on another attempt, and raise Fenced if this or a newer attempt runs without this host.
 
         `preparation` is the number of the leader's newest request to keep slots that this host had received before it
         asked for this report: a newer request than that stays valid.

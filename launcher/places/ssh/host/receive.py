@@ -97,7 +97,8 @@ class AttemptReceiver:
 
 def come_back(run: RunDir) -> str:
     """Start the run's supervisor on this host again if it is missing, to take part in the attempt that continues on the
-    other hosts; return "" if it was started, else why not (it runs already, or nothing of the run is open here).
+    other hosts; return "" if it was started, else why not: it runs already, the run has ended or had no part on this
+    host, or its part was on another host of the same name.
     """
     from launcher.supervisor.attempt_end import has_ended  # late: a submit needs none of it
 

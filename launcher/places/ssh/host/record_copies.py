@@ -294,9 +294,9 @@ class RecordReplicator:
             self._records_due.wait(self._every_s)
 
     def send(self) -> None:
-        """Send the other hosts the records that are new since the last call, and the next events of the histories (the
-        events.jsonl files), at most 256 KiB of each. A host that does not accept one is skipped for a while, and gets
-        it later.
+        """Send each other host the records that have changed since it accepted them, and the next events of the
+        histories (the events.jsonl files), at most 256 KiB of each. A host that refuses a record, or does not
+        answer, is skipped for a while; a later call sends it what it lacks.
 
         Histories are sent last, up to the size that they had before any record was read: a host that has an event also
         has the state that was written before it.
