@@ -1,4 +1,4 @@
-"""Measure how long saving a checkpoint delays a training, with `Checkpointer`, torch.save and DCP's async_save.
+"""Measure how long a save of a checkpoint delays a training, with `Checkpointer`, torch.save and DCP's async_save.
 
     uv run python tests/benchmarks/checkpoint_save.py [--write]
 
@@ -310,7 +310,13 @@ def main():
 
 
 def tables(args):
-    notes = []
+    meanings = (
+        "`blocked` is how long the call that saves stops the training; `lost` is how much longer the same steps "
+        "take, until the checkpoint is on disk, than without a save. A value below zero is noise. `kept memory` "
+        "means that DCP uses its memory and its plan again; `process` that a process of its own writes, `thread` "
+        "that a thread does. `ours / this` divides the value of `Checkpointer` by that of the row."
+    )
+    notes = [meanings]
     yield "| state | | blocked, s | range | lost, s | range | ours / this: blocked | lost |"
     yield "|---|---|---|---|---|---|---|---|"
     for megabytes, window_s in zip(args.megabytes, args.windows_s, strict=True):
@@ -324,12 +330,20 @@ def tables(args):
             f"{step_s * 1000:.0f} ms."
         )
     yield f"\n{' '.join(notes)}\n"
+    yield (
+        "The next table has the time until a checkpoint of `Checkpointer` is on disk, without a training, beside a "
+        "bare write and fsync of as many bytes by as many ranks:\n"
+    )
     yield "| state | on disk, s | range | bare write and fsync, s | range | ours / this |"
     yield "|---|---|---|---|---|---|"
     for megabytes in args.megabytes:
         with folder_for_all(args.folder) as folder:
             ours, theirs = zip(*on_ranks(durable, args.ranks, folder, megabytes, args.rounds), strict=True)
         yield f"| {megabytes} MB, {args.ranks} ranks | {spread(ours)} | {spread(theirs)} | {ratio(ours, theirs):.2f} |"
+    yield (
+        "\nThe next table compares the bytes of a checkpoint of DDP ranks with one full copy of the state: the size "
+        "of its files, and the bytes that all ranks handed to the disk:"
+    )
     yield "\n| ranks | one full copy, MB | files, MB | handed to the disk, MB | files / copy | handed / copy |"
     yield "|---|---|---|---|---|---|"
     for ranks in args.volume_ranks:

@@ -1,4 +1,4 @@
-"""Measure how long frequent commands take, from the start of the process to its end, beside `python -c pass`.
+"""Measure how long frequent commands of launch take from start to end, beside an empty Python program.
 
 uv run python tests/benchmarks/cli.py [--write]
 """
@@ -61,7 +61,13 @@ def main():
         table.append(
             f"| `{name}` | {statistics.median(all_s) * 1000:.0f} | {min(all_s) * 1000:.0f}-{max(all_s) * 1000:.0f} |"
         )
-    publish("cli", "\n".join(table), write=args.write)
+    sizes = " and ".join(f'"{count} runs"' for count in args.runs)
+    notes = (
+        f"A row is one command; `python -c pass` is the empty program. {sizes} are the numbers of the user's runs, "
+        f"which have ended. `--all` lists all of them. `ms` is the median of {args.repeats} starts of the command, "
+        "after one that does not count."
+    )
+    publish("cli", "\n".join([*table, "", notes]), write=args.write)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure the speed of the coordinator, the part of an agent that decides when ranks start, with up to 12,500 nodes.
+"""Measure how the coordinator's time, CPU and memory grow with up to 12,500 nodes, each with a simulated agent.
 
     uv run python tests/benchmarks/coordinator.py [--write]
 
@@ -320,7 +320,16 @@ def main():
     for earlier, later in itertools.pairwise(middles.items()):
         grown = (f"{exponent(earlier, later, name):.2f}" for name in columns)
         rows.append(f"| exponent, {earlier[0]} to {later[0]} | {' | '.join(grown)} |")
-    publish("coordinator", "\n".join(rows), write=args.write)
+    notes = (
+        f"Each agent had {RANKS} ranks; some processes on the same machine simulated all agents. `joined and started` "
+        "is the time until all agents have connected and report that their ranks run. `failure known to all` is the "
+        "time from the end of one rank until all agents are told to stop theirs. `idle` is the coordinator's CPU "
+        "time while agents send only heartbeats, and `CPU` that of the whole run. `ends on disk` is the time from "
+        "the end of the agents until the coordinator has recorded each rank's end and has exited. `state.json` is "
+        "the file with the run's state, and `plan` the file with what is to be started. In a row `exponent`, a value "
+        "k means that the column grows as the number of agents to the power k."
+    )
+    publish("coordinator", "\n".join([*rows, "", notes]), write=args.write)
 
 
 if __name__ == "__main__":

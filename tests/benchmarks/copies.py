@@ -1,4 +1,4 @@
-"""Measure how much copying checkpoints to a second host slows a training on two hosts of one rank each.
+"""Measure how much slower the steps of two ranks on two hosts are while launch copies checkpoints between the hosts.
 
     uv run python tests/benchmarks/copies.py [--write]
 
@@ -95,10 +95,12 @@ def main():
     table += [f"| with copies | {spread([one * 1e3 for one in periods[0::2]])} |"]
     table += [f"| without | {spread([one * 1e3 for one in periods[1::2]])} |"]
     notes = (
-        f"A checkpoint of {args.megabytes:g} MB was saved every {args.every_s:g} s, and every second one was copied."
-        f" The time of a step in a period with a copy differed by {statistics.median(slower):+.1%} from the periods"
-        f" before and after it (median of {len(slower)} periods, {slower[0]:+.1%} to {slower[-1]:+.1%}). The two agents"
-        f" (launch's process on each host) together used {cpu_s:.1f} s of CPU time in {args.seconds:g} s."
+        f"A checkpoint of {args.megabytes:g} MB was saved every {args.every_s:g} s, and every second one was copied "
+        "to the other host. A period is the time between two saves. In each period with a copy, the time of a step "
+        "was compared with the mean of the periods before and after it: it differed by "
+        f"{statistics.median(slower):+.1%} (median of {len(slower)} periods, {slower[0]:+.1%} to {slower[-1]:+.1%}). "
+        f"The two agents together used {cpu_s:.1f} s of CPU time in {args.seconds:g} s. Both hosts were on this "
+        "machine, so the training paid for sending and for receiving."
     )
     publish("copies", "\n".join([*table, "", notes]), write=args.write)
 

@@ -240,10 +240,14 @@ def table(taken, steps):
 
 
 def legend(args, versions, failed):
-    counts = (
-        f"Each program trained {args.ranks} ranks, was started {args.starts} times, and had {args.kills} kills a start"
+    yield (
+        "`survivors` are the ranks that were not killed; `of all ranks` is the time from the kill until the killed "
+        f"rank trains again, too. Only {TORCHFT}'s survivors make steps before that. Both columns `launch / this` "
+        f"divide the time of `{HOT}` for all ranks by that of the row. Each program trained the tiny MLP on "
+        f"{args.ranks} ranks, was started {args.starts} times, and had {args.kills} kills a start (seed {args.seed}). "
+        "NVRx is the package nvidia-resiliency-ext; it had one standby process for each kill. Its second row has the "
+        f"shortest time-outs that it can have. Versions: {', '.join(versions)}."
     )
-    yield f"{counts} (seed {args.seed}). Versions: {', '.join(versions)}."
     yield from (f"{peer} was not measured: `{error}`" for peer, error in failed.items())
 
 

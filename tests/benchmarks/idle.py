@@ -48,8 +48,9 @@ def main():
             rss, pss = memory_mb(pid)
             table.append(f"| {kind(pid)} | {share:.2%} | {rss:.0f} | {pss:.0f} |")
     notes = (
-        f"Measured over {args.seconds:g} s, while {args.ranks} ranks wait. The agent is the process that starts a "
-        "node's ranks. It contains the run's coordinator, which decides about restarts."
+        f"The CPU time was measured over {args.seconds:g} s, while {args.ranks} ranks on one node waited. RSS counts "
+        "shared memory pages in full; PSS divides them among the processes that share them. The row `agent` includes "
+        "the run's coordinator."
     )
     publish("idle", "\n".join([*table, "", notes]), write=args.write)
 

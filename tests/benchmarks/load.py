@@ -1,4 +1,4 @@
-"""Measure the CPU time of the thread that samples a node's load for launch, on machines with many processes.
+"""Measure the CPU time of the agent's thread that samples a node's load, on a machine with many processes.
 
 uv run python tests/benchmarks/load.py [--write]
 """
@@ -71,8 +71,10 @@ def main():
                 f"| {mean / EVERY_S:.3%} |"
             )
     notes = (
-        f"The thread takes a sample every {EVERY_S:g} s. Every twelfth sample also searches all processes of the "
-        "machine for new ones; the mean includes these samples."
+        f"The thread takes a sample every {EVERY_S:g} s. `1 x {1 + args.children}` means one rank of "
+        f"{1 + args.children} processes: itself and {args.children} data workers. `share of a core` is the mean CPU "
+        f"time of a sample divided by {EVERY_S:g} s. Every twelfth sample also searches all processes of the machine "
+        "for new ones; `mean` and `highest` include these samples."
     )
     publish("load", "\n".join([*table, "", notes]), write=args.write)
 

@@ -100,7 +100,15 @@ def main():
         each = [" (".join(f"{value:.0f}" for value in one[name]) + ")" * (len(one[name]) - 1) for one in by_size]
         power = exponent(args.runs, [one[name][-1] for one in by_size]) if len(args.runs) > 2 else ""
         table.append(f"| {' | '.join([name, *each, power])} |")
-    publish("many_runs", "\n".join(table), write=args.write)
+    notes = (
+        "A cell has the milliseconds of the whole command and, in parentheses, its CPU time in ms. The columns are "
+        "the numbers of runs that have ended. `launch board` is the page in the browser; its rows have the time from "
+        "the first request until the table has its first rows and until it has all, and the board's memory after "
+        "that. The last column is an exponent: a value k means that the figure in parentheses, or the only figure, "
+        f"grows as the number of runs to the power k between the last two columns, after the value for {args.runs[0]} "
+        "runs is subtracted."
+    )
+    publish("many_runs", "\n".join([*table, "", notes]), write=args.write)
 
 
 if __name__ == "__main__":

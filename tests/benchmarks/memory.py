@@ -1,4 +1,4 @@
-"""Measure the memory of ranks after init_process_group, before a model is made, with launch and with torchrun.
+"""Measure the memory of ranks after init_process_group, before they make a model, with launch and with torchrun.
 
     uv run python tests/benchmarks/memory.py [--write]
 
@@ -48,7 +48,13 @@ def main():
     for peer, (own, others) in middles.items():
         ratios = f"{our_ranks / own:.2f} | {(our_ranks + our_others) / (own + others):.2f}"
         table.append(f"| {peer} | {own:.0f} | {others:.0f} | {own + others:.0f} | {ratios} |")
-    publish("memory", "\n".join([*table, "", f"The job has {args.ranks} ranks."]), write=args.write)
+    notes = (
+        f"The job has {args.ranks} ranks. Memory is PSS: a page that n processes share counts 1/n for each. "
+        "`supervisors, MB` is the memory of launch's supervisor, agent and zygote, or of torchrun's agent; `all, MB` "
+        "adds the ranks to it. The last two columns divide the memory of `launch` by that of the row: first for the "
+        "ranks, then for all these processes."
+    )
+    publish("memory", "\n".join([*table, "", notes]), write=args.write)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ HOT = "launch, hot"
 RESERVE, HOT_RESERVE = "launch, reserve", "launch, hot, reserve"  # a process for each rank; one for all on a node
 PEERS = (LAUNCH, TORCHRUN, WITH_VARIABLE)
 LEGEND = (
-    f"`{WITH_VARIABLE}` is torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, so that rank 0 and not torchrun has the "
-    "ranks' TCP store."
+    f"`{WITH_VARIABLE}` is torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: rank 0 has the ranks' TCP store. In the "
+    f"row `{TORCHRUN}`, torchrun has it."
 )
 _TAG = "BENCHMARK_RACE"
 _SPEC = """name: race

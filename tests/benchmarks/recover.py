@@ -93,8 +93,9 @@ def main():
     head = "| | recovered | kill to next step of all, s | range | launch / this |"
     table = [head, "|---|---|---|---|---|", *(row(peer, taken[peer], ours) for peer in args.peers)]
     notes = (
-        f"The job has {args.ranks} ranks. A recovery counts as failed if not all ranks make a step within "
-        f"{args.patience_s:g} s. Kills came at moments drawn with seed {args.seed}. {LEGEND}"
+        f"The job has {args.ranks} ranks. `recovered` is the number of kills after which all ranks made a step within "
+        f"{args.patience_s:g} s. The times are of these kills only. Kills came at random moments (seed {args.seed}). "
+        f"{LEGEND}"
     )
     publish("recover", "\n".join([*table, "", notes]), write=args.write)
 

@@ -1,4 +1,4 @@
-"""Measure how long Slurm users wait: to submit, for a status, a first step, after a killed rank and after a lost node.
+"""Measure how long Slurm users wait for a submit, a status, a first step, and after a killed rank or a lost node.
 
     uv run python tests/benchmarks/slurm.py [--write]
 
@@ -203,7 +203,15 @@ def main():
         if "node" in chosen:
             times = [lost_node(bench, turn) for turn in range(min(3, args.pairs))]
             rows.append(f"| power of node 2 cut to next step, `nodes: 1..2`, lease 15 s | {middle(times):.1f} s | | |")
-    publish("slurm", "\n".join(rows), write=args.write)
+    notes = (
+        "`beside it` is the time of the same without launch, and the last column the difference or the ratio of the "
+        f"two. `submit` is the whole process of `launch submit`; the array is one `launch submit` of {args.runs} "
+        "runs. `2 x 2` means 2 nodes with 2 ranks each. `granted` is when squeue shows the job as running. `own "
+        "store` means TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; `5 of 5` is the number of kills after which all ranks "
+        "made a step. With `nodes: 1..2` the run continues on one node. Slurm ran in the lab of tests/lab: nodes in "
+        "network namespaces of this machine."
+    )
+    publish("slurm", "\n".join([*rows, "", notes]), write=args.write)
 
 
 if __name__ == "__main__":

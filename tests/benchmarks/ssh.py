@@ -1,4 +1,4 @@
-"""Measure how long users of SSH hosts wait: to submit, for a status, a first step, after a lost rank or host.
+"""Measure how long users of SSH hosts wait for a submit, a status, a first step, and after a lost rank or host.
 
     uv run python tests/benchmarks/ssh.py [--write]
     uv run python tests/benchmarks/ssh.py --only many --many 32 100 200 [--write]    # 200 hosts take 15 GB
@@ -281,7 +281,15 @@ def main():
             with Bench(folder / "races") as bench:
                 races(bench, args, chosen, rows)
     if rows[2:]:
-        publish("ssh", "\n".join(rows), write=args.write)
+        notes = (
+            "`beside it` is the time of the same without launch, and the last column the difference or the ratio of "
+            "the two. `ssh torchrun` starts torchrun on each host by ssh. `own store` means "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; `5 of 5` is the number of kills after which all ranks made a "
+            "step. The first step was measured with the code on the hosts already. The hosts were network namespaces "
+            "of this machine, each with its own sshd and disk (tests/lab). In the row of several submits at once, "
+            "hosts do not have the launcher yet."
+        )
+        publish("ssh", "\n".join([*rows, "", notes]), write=args.write)
 
 
 def table_of_many(folder, args):

@@ -43,7 +43,12 @@ def main():
     table = ["| ranks | | start to first step, s | range | launch / this |", "|---|---|---|---|---|"]
     for ranks in args.ranks:
         table += rows(ranks, args.peers, args.pairs)
-    publish("start", "\n".join([*table, "", LEGEND]), write=args.write)
+    notes = (
+        "`start to first step` is the time from the command (`launch submit` or `torchrun`) until the slowest rank "
+        "has made a step. `launch / this` divides the time of the row `launch` with as many ranks by that of the "
+        f"row. {LEGEND}"
+    )
+    publish("start", "\n".join([*table, "", notes]), write=args.write)
 
 
 if __name__ == "__main__":

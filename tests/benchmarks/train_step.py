@@ -1,4 +1,4 @@
-"""Compare a training step of `Trainer` with one of the same training by hand, in Lightning and with Accelerate.
+"""Compare the time of a step in `Trainer` with that in a loop by hand, in Lightning and with Accelerate.
 
     uv run --with lightning --with accelerate python tests/benchmarks/train_step.py [--write]
 
@@ -263,7 +263,13 @@ def main():
         if kind.name in args.kinds:
             table += rows(kind, args.ranks, args.pairs, args.peers)
     versions = ", ".join(f"{name} {installed(name)}" for name in _BROUGHT.values())
-    publish("train_step", "\n".join([*table, "", f"{versions}."]), write=args.write)
+    notes = (
+        f"`{HAND}` is a plain PyTorch loop with DistributedDataParallel; all train the same model on the same data. "
+        "`mlp` is a tiny MLP, in whose short steps the cost of the loop itself is visible. `Trainer / this` is the "
+        "median of the ratios of single rounds, in each of which every program ran once. So it can differ from the "
+        f"ratio of the two medians in `step, µs`. Versions: {versions}."
+    )
+    publish("train_step", "\n".join([*table, "", notes]), write=args.write)
 
 
 if __name__ == "__main__":
