@@ -135,9 +135,10 @@ class Connections:
 
     @contextmanager
     def giving_up_on(self, fd: int) -> Iterator[None]:
-        """Cut all connections that are being made in this context as soon as `fd` becomes readable.
+        """Cut all connections, also those made in this context, if `fd` becomes readable before the context ends.
 
-        A thread that waits in it for other ranks then gets an error instead of waiting for ever.
+        The cut is repeated until it ends. A thread that waits in it for other ranks then gets an error instead of
+        waiting for ever; if it stays blocked in torch nevertheless, the process is ended.
         """
         watch = self.cut_on(fd)
         try:

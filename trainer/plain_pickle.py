@@ -104,8 +104,9 @@ class _Reader:
                 stack.append(tuple(items))
 
     def _make(self, name: str, argument: Any) -> None:
-        """Execute the opcode `name`, which names or makes an object; only for GLOBAL, `argument` is that name.
+        """Execute the opcode `name`, which names or makes an object.
 
+        `argument` is used for GLOBAL only, as the object's name; the other opcodes take all they need from the stack.
         Raises NotPlain if the items on the stack do not fit.
         """
         stack = self.stack

@@ -66,7 +66,8 @@ def is_over(state: State) -> bool:
 
 
 def play(policy: Policy, seed: int, step: int, episode: int) -> tuple[list[State], list[int]]:
-    """Play an episode; return its states, and the push (1: right, 0: left) that the policy chose in each.
+    """Play an episode, of at most LONGEST pushes; return its states and, for each, the push that the policy chose in it
+    (1: right, 0: left). The state after the last push is left out.
 
     The random choices follow from `seed`, `step`, the training step of the policy's weights, and `episode`, the
     episode's number in that step.

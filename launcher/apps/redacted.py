@@ -32,7 +32,7 @@ _OPTION_OF_A_SECRET = re.compile(
 
 
 class _EnvSpec(msgspec.Struct, frozen=True):
-    """The environment variables in plan.json."""
+    """The part of the spec in plan.json that has environment variables, by name."""
 
     env: dict[str, str] = {}
 

@@ -361,8 +361,8 @@ def _outputs(request: AskOutputs) -> LogNews:
     """Return what the output files of a run have beyond the sizes in `request.known`, as much as one answer holds, and
     whether there is more.
 
-    The first request of a series makes the list of these files; later ones use it, until an answer says that there is
-    no more. Raise Refused if the files are on other machines.
+    A request without `known`, the first of a series, makes the list of these files; later ones use it, until an answer
+    says that there is no more. Raise Refused if the files are on other machines.
     """
     run = RunDir(_run(request.run).path)
     last = last_attempt(run)

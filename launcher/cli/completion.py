@@ -136,7 +136,9 @@ def _candidates(action: argparse.Action) -> Candidates:
 
 
 def _bash(commands: Sequence[Command], *, zsh: bool) -> list[str]:
-    """Return the lines of the completion script for bash, or with `zsh` for zsh, which understands the same script."""
+    """Return the lines of the completion script for bash. With `zsh`, two lines before them let zsh run the same
+    script.
+    """
     values = {_case(command, flag): flag.value for command in commands for flag in command.flags if flag.value}
     return [
         *(["autoload -U +X compinit && compinit", "autoload -U +X bashcompinit && bashcompinit"] if zsh else []),

@@ -56,7 +56,7 @@ class KnownNode:
     replica_port: int = 0  # the port at which it sends and receives checkpoint files; 0: none
     link_port: int = 0  # the port at which the link to it is measured; 0: none
     heard_at: float = 0.0  # when its last message came, by the coordinator's monotonic clock
-    follows_from: float = 0.0  # the earliest time, by the coordinator's clock, at which its own lease can have begun
+    follows_from: float = 0.0  # the agent's present lease began then or later, by the coordinator's clock
     answers: dict[int, float] = field(default_factory=dict)  # by number, when its newest heartbeats were answered
     lost_at: float = 0.0  # when its agent was last found to be lost
     returns_by: float = 0.0  # the time before which its supervisor starts a new agent after the old one has died

@@ -180,7 +180,7 @@ def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tu
 
 def replicas(members: Sequence[KnownNode], others: Iterable[KnownNode]) -> tuple[ReplicaAddress, ...]:
     """Return the addresses of nodes that may have files of checkpoints: the members by group rank, then those of
-    `others` that are present.
+    `others` whose agent is connected or out of reach but not lost, and that have a port for such files.
     """
     inside, here = {node.index for node in members}, (Presence.UP, Presence.UNKNOWN)
     outside = [node for node in others if node.link in here and node.replica_port and node.index not in inside]

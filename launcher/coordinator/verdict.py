@@ -39,12 +39,12 @@ class Verdict:
     rank: int | None = None  # that failed first, or for which the others wait
     node: int | None = None  # of that rank, or that is at fault itself
     where: str | None = None  # the frame of user code that failed or hangs
-    evidence: str = ""
+    evidence: str = ""  # the observations that show it, such as the stacks of ranks or a node's fault
     log: str | None = None  # the path of the rank's log
     signal: int | None = None  # that ended the rank
     code: int | None = None  # the rank's exit code
     said: str = ""  # the last line of the rank's log if the rank ended without an exception
-    error_kind: ErrorKind | None = None
+    error_kind: ErrorKind | None = None  # how the user's program failed, as a sign whether it may succeed again
     left_out: str = ""  # the missing file if the cause is a file that was not copied with the code
     brief: str = ""  # a shorter form of `text` for log and status; "": `text` is short enough
     same: str = ""  # a key that is equal for equal hangs which no restart can cure, else empty

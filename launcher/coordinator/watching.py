@@ -237,9 +237,9 @@ class Watch:
             attempt.standing.message = ""
 
     def _catch_up(self, heartbeat: messages.Heartbeat) -> None:
-        """Handle starts and exits whose messages were lost in a network cut, judging by the ranks in the heartbeat: if
-        a node has any, all of its ranks have started; after the node was cut off, a rank that is missing there has
-        ended.
+        """Handle starts and exits of a node's ranks whose messages were lost in a network cut, judging by the ranks in
+        its heartbeat: if there are any, all of its ranks have started. After a cut, a rank that has started and is
+        missing in the heartbeat has ended.
         """
         generation = self._attempt.current
         if heartbeat.ranks and heartbeat.node in generation.starting:

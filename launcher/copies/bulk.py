@@ -55,7 +55,7 @@ class Throttle:
 
 
 def send_bytes(peer: socket.socket, data: bytes) -> None:
-    """Send all of the data."""
+    """Send all of the data to the peer; raise OSError if the connection fails or its time limit passes."""
     peer.sendall(data)
 
 

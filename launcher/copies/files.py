@@ -39,7 +39,10 @@ class ReplicaFiles:
         self._naming = threading.Lock()  # a peer that fetches commits a draft as well as this node itself
 
     def list(self) -> list[Held]:
-        """Return all checkpoints in the folder, drafts included, each with the names of its files that exist."""
+        """Return all checkpoints in the folder, each with the names of its files that exist and that are missing.
+
+        Drafts are included: checkpoints that were written but not committed.
+        """
         return partial.inventory(self._folder)
 
     def manifest(self, save: Save) -> bytes:

@@ -59,8 +59,8 @@ class Tier:
 def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: Path = MEMORY) -> Path:
     """Return the node's memory folder for the attempt, private to the user; folders of older attempts are removed.
 
-    With `inherit` the attempt continues one that was cut short, and its folder is renamed for this attempt. Raise
-    OSError if no memory is available.
+    With `inherit` the attempt continues the one before, which was cut short, and takes over the folder of that one by
+    renaming it. Raise OSError if no memory is available.
     """
     mine = None
     for tier in _tiers(run_dir, memory):

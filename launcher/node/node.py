@@ -331,8 +331,11 @@ class NodeAgent:
 
     def on_report(self) -> None:
         """Handle a report that a rank of this node has made: pass the step of its newest checkpoint, or of its newest
-        state kept in memory, on to what copies these to other machines; fill the reserve if it is short; and have the
-        next heartbeat sent without waiting for the interval to pass.
+        state kept in memory, on to the parts of the agent that copy them to other machines; and have the next heartbeat
+        sent without waiting for the interval to pass.
+
+        Once the ranks have got past their first steps, also start missing processes of the reserve, which wait to
+        become ranks.
         """
         if self._replication is not None and self._group is not None and self._group.checkpoint is not None:
             self._replication.note(self._group.checkpoint)

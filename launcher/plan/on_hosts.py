@@ -85,9 +85,9 @@ class AlikeHosts(NamedTuple):
 
 
 def alike_hosts(plan: Plan) -> list[AlikeHosts]:
-    """Return the run's hosts in order, divided into groups, with what the run needs on each host of a group. The hosts
-    of a role are never divided, and those of consecutive roles form one group if they need the same; a role that shares
-    the hosts of another (`colocate`) adds its needs to theirs.
+    """Return the run's hosts in order, divided into groups, with what the run needs on each host of a group. All hosts
+    of a role are in one group, together with those of the next role if it needs the same on each. A role that shares
+    the hosts of another one (`colocate`) adds its needs to those.
     """
     found: list[AlikeHosts] = []
     own = {one.role for one in (plan, *plan.roles) if one.role == "" or plan.spec.roles[one.role].colocate is None}
@@ -176,10 +176,11 @@ def may_take_over(connected: int, hosts: int) -> bool:
 
 def leader_may_be_replaced(plan: Plan) -> bool:
     """Return whether other hosts may elect another leader while the agent of the first node is still alive, perhaps
-    frozen.
+    frozen: the hosts elect leaders, and without the first one they are more than half. It is True for the plan of a
+    side role whose coordinator is on another host.
 
-    Hosts in the plan's `away`, which were lost before the attempt was opened, are counted: one that was only cut off
-    then may vote.
+    Hosts in the plan's `away`, which were lost before the attempt was opened, count as the others do, because a host
+    that was only cut off may vote.
     """
     hosts = len(plan.nodes)
     return bool(plan.coordinator) or (plan.elects and may_take_over(hosts - 1, hosts))

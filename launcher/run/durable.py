@@ -149,8 +149,8 @@ def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
 
 
 def _create(root: Path, records: Mapping[Path, Any], made: list[Path]) -> None:
-    """Create those of the files that do not exist, durable on return, and append the path of each to `made` as soon as
-    it has been created.
+    """Create a file below `root` for each of `records`, which are by path, unless the file exists. Append the path of
+    each created file to `made` at once, also if an error follows; on return the files are durable.
     """
     drafts = list[Path]()
     try:

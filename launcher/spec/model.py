@@ -94,13 +94,13 @@ class CheckpointOptions(Struct, frozen=True):
 class Budget(Struct, frozen=True):
     """A limit on restarts for one cause (None: no limit), and how long to wait before each: `backoff_s` from the second
     failure in a row without progress on, doubled up to `backoff_max_s`. A restart no longer counts once the run has
-    trained for `refill_s`. `explicit`: the user wrote the number, so that no other rule ends the run earlier.
+    trained for `refill_s` since. `explicit`: the user wrote the number, so that no other rule ends the run earlier.
     """
 
     restarts: int | None  # None: no limit
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
-    refill_s: float | None = 3600.0  # `refill:`; None: off
+    refill_s: float | None = 3600.0  # `refill:`; None: every restart counts for ever
     explicit: bool = False  # the user wrote the number of restarts: no other rule ends the run earlier
 
 
@@ -377,8 +377,8 @@ class SweepBudget(Struct, frozen=True):
 
 class SweepOptions(Struct, frozen=True):
     """A sweep: many runs of one spec that differ in the options of `space`. `mode` tells whether the smallest (min) or
-    largest `metric` is best, `search` how values are chosen, `parallel` how many trials run at a time, and after
-    `failures` failed trials no new one starts.
+    largest `metric` is best, `search` how values are chosen (all of a grid or a file, at random, or by Optuna),
+    `parallel` how many trials run at a time, and after `failures` failed trials no new one starts.
     """
 
     metric: str  # the name of the metric by which trials are compared
@@ -405,16 +405,17 @@ class Readiness(Struct, frozen=True):
 
 
 class Role(Struct, frozen=True):
-    """A program of a run that consists of several. It starts once the roles in `after` are ready, and restarts together
-    with those in `follows`; `colocate` is the role on whose nodes it runs. `restart` tells what a failed rank restarts:
-    its role, `alone` itself, or `all` roles. `spec` is None for the role whose spec contains all others.
+    """A program of a run that consists of several. It starts once the roles in `after` are ready, as their `ready`
+    says, and restarts whenever one of those in `follows` does; `colocate` is the role on whose nodes it runs. `restart`
+    tells what a failed rank restarts: its role, `alone` itself, or `all` roles. `spec` is None for the role whose spec
+    contains all others.
     """
 
     main: bool = False  # the run ends with this role
     after: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()  # names of further ports of each rank
-    ready: Readiness | None = None
+    ready: Readiness | None = None  # when a rank of it counts as ready; None: no role has it in `after`
     colocate: str | None = None  # the role on whose nodes it runs; None: it has nodes of its own
     restart: str = "role"  # what a failed rank restarts: role; alone: only itself; all: every role
     spec: "JobSpec | None" = None  # None for the role whose spec contains all others: the main one, else the first

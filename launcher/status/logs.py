@@ -66,7 +66,9 @@ class Placement:
         return self._only[attempt]
 
     def _in_plan(self, attempt: int) -> int | None:
-        """Read the attempt's plan and return the index of its only node; None if it has several or cannot be read."""
+        """Read the attempt's plan and return the index of its only node, where all ranks then are. Return None if the
+        plan has several nodes or cannot be read.
+        """
         try:
             nodes = read_plan(self._run, attempt).nodes
         except LaunchError:

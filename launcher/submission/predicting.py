@@ -83,8 +83,9 @@ def _mentions_predict(script: Path) -> bool:
 
 
 def copy_predictions(run: RunDir, output: Path) -> None:
-    """Copy the file of predictions from the run's outputs, which were fetched from another machine and where it has the
-    same name, to `output`. Copy the file that describes the predictions to the same folder.
+    """Copy the predictions from the run's outputs, which were fetched from another machine, to the file `output`. Among
+    the outputs their file has the same name as `output`; the file that describes them, NAME.about.json, is copied to
+    the same folder.
     """
     for name in _written(output.name):
         for file in sorted(run.outputs.rglob(name)):

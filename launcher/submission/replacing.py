@@ -63,11 +63,13 @@ class Replacement:
         self._why = ""
 
     def poll(self, status: RunStatus) -> RunStatus:
-        """Resume the run if it has ended for lack of hosts and others are named by now; return the status to show to
-        the user.
+        """Resume the run if it lacks hosts and the pool's command names enough usable ones by now; return the status to
+        show to the user.
 
-        While others may still come, the state is `queued`: for `recovery.gone_after`, and as often as
-        `recovery.node_lost` allows restarts.
+        A run lacks hosts if it has ended for that cause, or if its state is unknown and none of its hosts can continue
+        it. After such an end the state shown is `queued` for `recovery.gone_after`, while other hosts may still come,
+        and only if fewer resumes were made than `recovery.node_lost` allows restarts. Otherwise `status` is returned
+        unchanged, also for a run that had ended before the first call.
         """
         lacks_hosts = status.cause is Cause.NODE_LOST and status.state in (State.FAILED, State.INTERRUPTED)
         if not lacks_hosts and status.state is not State.UNKNOWN:

@@ -59,7 +59,9 @@ def is_fulfilled(awaited: AwaitedRun, other: OtherRun) -> bool:
 
 
 def why_impossible(awaited: AwaitedRun, other: OtherRun) -> str:
-    """Return why the awaited event cannot happen any more, or "" if it can or has."""
+    """Return why the awaited event cannot happen any more, or "" if it can or has. It cannot once the other run, whose
+    present state is `other`, has ended or was removed without it.
+    """
     if is_fulfilled(awaited, other) or not other.over:
         return ""
     how = "was taken away" if other.state is None else f"is {other.text}"
@@ -244,8 +246,8 @@ class Waiter:
             yield f"starts at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self._starts_at))}"
 
     def _by_its_number(self) -> Iterator[str]:
-        """Yield a reason to wait while `queue.max_parallel` of the runs that were submitted together with this one, and
-        have a lower number than it, have not ended.
+        """Yield one reason to wait if, of the runs that were submitted together with this one, `queue.max_parallel`
+        with a lower number than it have not ended; yield none otherwise.
         """
         going = list[Path]()
         for number, path in enumerate(self._earlier):

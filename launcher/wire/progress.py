@@ -229,8 +229,8 @@ def _is_step(value: int | None) -> bool:
 
 
 class ProgressPipe:
-    """The agent's end of one rank's FIFO: it creates the FIFO, records each line from the rank in `progress`, and calls
-    `on_report` if some were reports. The event loop calls it whenever the rank has written.
+    """The agent's end of one rank's FIFO. It creates the FIFO; whenever the rank has written, the event loop calls it
+    to record the lines in `progress`, and then to call `on_report` once, unless all these lines were malformed.
     """
 
     def __init__(self, path: Path, progress: Progress, on_report: Callable[[], None]) -> None:

@@ -110,7 +110,11 @@ class _File:
 
 
 class Saver:
-    """Saves to one checkpoint directory; every rank of the group makes the same calls in the same order."""
+    """Saves a training's state as checkpoints in one directory.
+
+    All ranks that save together make the same calls in the same order. `save` copies the state, and if `asynchronous` a
+    thread then writes it; the next `save` waits for that.
+    """
 
     def __init__(
         self,

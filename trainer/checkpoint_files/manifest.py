@@ -73,11 +73,14 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     dtype: str
     shape: tuple[Size, ...]
-    rows: tuple[Chunk, ...] = msgspec.field(name="chunks")
+    rows: tuple[Chunk, ...] = msgspec.field(name="chunks")  # its parts; one entry may stand for several
 
     @property
     def chunks(self) -> Iterator[Chunk]:
-        """The tensor's parts one by one; a Chunk in `rows` may stand for several parts of equal size."""
+        """The tensor's parts one by one.
+
+        The field `rows` has them in short: one Chunk there may stand for several parts of equal size.
+        """
         for row in self.rows:
             if row.count == 1:
                 yield row

@@ -55,10 +55,10 @@ class Held:
         cls, manifest: Manifest, data: bytes, sizes: Mapping[str, int | None], folder: str, kind: Kind = "step", *,
         committed: bool = True,
     ) -> "Held":  # fmt: skip
-        """Return which files of a checkpoint a disk has, by their sizes on it.
+        """Return which files of a checkpoint a disk has: those whose size there is the one in the manifest.
 
-        `data` is the encoded form of `manifest`. `sizes` gives the size of each file by name (None: it is no regular
-        file). `committed` says whether the folder has its final name.
+        `data` is the encoded form of `manifest`. `sizes` gives the size of each file in `folder` by name (None: it is
+        no regular file). `committed` says whether the folder has its final name.
         """
         present = tuple(file.name for file in manifest.files if sizes.get(file.name) == file.size)
         missing = tuple(file.name for file in manifest.files if file.name not in present)

@@ -80,7 +80,7 @@ def differing(found: Tensor, expected: Tensor) -> int:
 
 
 def broadcast(at: Place) -> Prepared:
-    """Prepare a broadcast of the first rank's numbers to all."""
+    """Prepare a broadcast of the first rank's numbers, `at.count` float32 values, to all ranks of the group."""
     data, right = at.empty(at.count), at.of(0)
     first = at.ranks[0]
 

@@ -39,10 +39,10 @@ class Pair:
 
 
 def pairs(world: World, nodes: int, per_node: int, group: dist.ProcessGroup) -> Iterator[Pair]:
-    """Yield the measured path between each two nodes, from the first rank of one to the first rank of the other.
+    """Yield the measured rates and round-trip time between each two nodes, from first rank to first rank.
 
-    All ranks call it, and each gets all results. There are `nodes` nodes with `per_node` ranks each; `group` is a gloo
-    group of all ranks.
+    All ranks call it and exhaust it together, and each gets all results. There are `nodes` nodes with `per_node` ranks
+    each; `group` is a gloo group of all ranks.
     """
     for one, other in combinations(range(nodes), 2):
         ends = (one * per_node, other * per_node)

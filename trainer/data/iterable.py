@@ -274,9 +274,10 @@ class Turns:
     ended: frozenset[int] = frozenset()  # in this epoch
 
     def after(self, reader: int, step: Step) -> "Turns":
-        """Return the positions after the reader `reader` has given `step`, where the next reader is the one to ask.
+        """Return the positions after the reader `reader` has given `step`, with the following one to ask next.
 
-        A step without parts ends the stream, and does not count as a step of the reader.
+        A step that has no `parts`, one for each micro-batch, only says that the reader's stream has ended, and does not
+        count as one of its steps.
         """
         done = self.places[reader].done + (1 if step.parts else 0)
         place = replace(self.places[reader], done=done, state=step.state)

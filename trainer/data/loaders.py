@@ -51,9 +51,9 @@ class LoaderBatches:
         self._filler: Any = None
 
     def place(self, _epoch: int, done: int) -> int:
-        """Return the position from which the epoch continues: always `done`, the number of its samples that are over.
+        """Return the position from which the epoch continues: always `done`, the number of its samples that were used.
 
-        Some streams have to begin an epoch again; a loader restores its position.
+        Other sources of data return 0 if they have to begin the epoch again; a loader restores its position.
         """
         return done
 

@@ -69,7 +69,7 @@ class TrackingLogger(Callback):
     def on_start(self, training: Training) -> None:
         """Begin sending: into the tracking server's run that the loaded checkpoint names, else into one of a new id.
 
-        In a dev run nothing is sent.
+        In a dev run, a short trial of the code (`fast_dev_run`), nothing is sent.
         """
         self._training_id, self._loaded_id = self._loaded_id, None
         self._begin(training)

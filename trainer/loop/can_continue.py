@@ -130,8 +130,9 @@ def reasons(
 def _is_free(loop: Loop, *, loads: bool) -> bool:
     """Return whether continuing in place loses no step and takes almost no time.
 
-    That is so on a CPU, with a strategy that has replicas, at most 1 MB of buffers, and no callback of the user with an
-    `on_end`. With `loads`, all ranks load a saved state, which loses steps, so the result is False.
+    That is so on a CPU, with a strategy that has copies of the model (ddp, hsdp), at most 1 MB of buffers, and no
+    callback of the user with an `on_end`. With `loads`, all ranks load a saved state, which loses steps, so the result
+    is False.
     """
     strategy, cpu = loop.strategy, loop.training.world.device.type == "cpu"
     small = sum(one.nbytes for one in strategy.buffers) <= _BUFFERS_BYTES

@@ -119,9 +119,10 @@ class Evaluation:
         return {self._prefix + name: value for name, value in found.items()}
 
     def predict(self, answer: Callable[[nn.Module, Any], Any], after_batch: Callable[[], None]) -> list[Any]:
-        """Return `answer(model, batch)` for each batch, in the order of the data, the same on all ranks.
+        """Return `answer(model, batch)` for each batch of the data, in its order.
 
-        All ranks call it. Tensors in the results are on the CPU. `after_batch` is called after each batch.
+        All ranks call it; each computes a share of the batches, and each gets the results for all. Tensors in the
+        results are on the CPU. `after_batch` is called after each forward pass of this rank.
         """
         mine: list[Any] = []
         with self._weights(), self._without_trace():

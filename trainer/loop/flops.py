@@ -61,9 +61,10 @@ class Flops:
 
 
 def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
-    """Return the operations of one forward and backward pass of this rank; recomputed ones are counted once.
+    """Run the forward and backward pass of one micro-batch, and return how many operations they took on this rank.
 
-    `run_micro_batch` runs the forward pass of a micro-batch and returns its loss.
+    Operations that are recomputed in the backward pass are counted once. `run_micro_batch` runs the forward pass and
+    returns the loss.
     """
     from torch.utils.flop_counter import FlopCounterMode  # late: only where asked for
 

@@ -66,10 +66,11 @@ class Given:
         return dict(self._now)
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """List in `changes` where a checkpoint's settings differ from the present ones.
+        """List in `changes` where a checkpoint's settings, `state`, differ from the present ones.
 
-        Its values of options of optimizers and schedules count as the present ones from then on, unless the setting
-        `hyperparameters` is "given"; the optimizers themselves are not changed here.
+        For options of optimizers and schedules, the checkpoint's values then replace the present ones in this object,
+        and are saved again by the next checkpoint, unless the setting `hyperparameters` is "given". The optimizers
+        themselves are not changed here.
         """
         self.changes = []
         for name in sorted(self._now.keys() & state.keys()):

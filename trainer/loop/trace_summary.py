@@ -70,9 +70,10 @@ class Traced:
 
 
 def traced(events: Sequence[Mapping[str, Any]]) -> Traced:
-    """Return the times between the first and last phase mark of one rank's trace.
+    """Return how the time between the first and last phase mark of one rank's trace was spent.
 
-    `events` are the `traceEvents` in the JSON file of torch's profiler. Without two marks all times are 0.
+    `events` are the `traceEvents` in the JSON file of torch's profiler. A phase mark is an event that the trainer adds
+    at the end of each phase of a step, such as `data`. With fewer than two marks all times are 0.
     """
     whole = [one for one in events if one.get("ph") == "X" and "dur" in one]
     laps = sorted((_seconds(one["ts"]), one["name"][len(LAP) :]) for one in whole if one["name"].startswith(LAP))

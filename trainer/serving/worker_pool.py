@@ -192,9 +192,10 @@ class WorkerPool:
         self._children.add(pid)
 
     def _work(self, end: socket.socket, message: dict[str, Any]) -> NoReturn:
-        """Answer batches on the socket `end` until the server closes it, then exit: with 1 after an error, else 0.
+        """Be a worker from now on: answer batches on the socket `end` until the server closes it, then exit.
 
-        The message has the worker's number of threads (`threads`) and its own number (`number`).
+        It runs in a fork of the pool's process, or in that process itself. The exit code is 1 after an error,
+        else 0. The message has the worker's number of threads (`threads`) and its own number (`number`).
         """
         code = 1
         try:

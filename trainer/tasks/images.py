@@ -44,9 +44,10 @@ class Images:
 class ImageOptions:
     """The options that choose the images.
 
-    `kind` is the name of the data set, `root` the folder of its files, and `pixels` the images' width and height (None:
-    that of the data set). `seed` and the two counts are for generated images. `rand_augment` is the magnitude of
-    RandAugment (None: without).
+    `kind` is the name of the data set: generated, cifar10, fashion_mnist or image_folder. `root` is the folder of its
+    files, which only generated images can do without, and `pixels` the images' width and height (None: that of the data
+    set). `seed` and the two counts are for generated images. `rand_augment` is the magnitude of RandAugment (None:
+    without).
     """
 
     kind: str = "generated"

@@ -127,8 +127,9 @@ def _short(text: str) -> str:
 
 
 def figures_of(measured: MeasuredRun) -> Figures:
-    """Return the best value of each metric whose name tells which direction is better, and a small curve of the
-    loss.
+    """Return the summary of a run's metrics: the best value of each metric whose name tells whether more or less of it
+    is better, with its step, and a small curve and the last value of the loss. If the run has no loss, the curve is
+    that of its first metric.
     """
     best, names = {}, measured.names
     for name in names:

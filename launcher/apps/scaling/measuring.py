@@ -104,8 +104,9 @@ def _has_options(run: RunOptions, project: Path) -> bool:
 @dataclass(slots=True)
 class _Measuring:
     """The runs of one scaling measurement and what they reported so far. Each run trains with one configuration: a
-    strategy on a number of ranks. `id` begins the ids of the runs, `role` is the role whose ranks are measured, `why`
-    says why a configuration could not be measured, and `crowded` warns if its ranks share cores.
+    strategy on a number of ranks. `id` begins the ids of the runs, `role` is the role whose ranks are measured,
+    `schedule` says how many steps of a run warm up, are measured and are traced, `why` says why a configuration could
+    not be measured, and `crowded` warns if its ranks share cores.
     """
 
     job: RepeatedJob

@@ -83,8 +83,9 @@ def _kept_in(run: RunDir) -> Path:
 def _app(named: str | None, module: str | None) -> str:
     """Return the service to load: a Python file of this machine as an absolute path, or a module of the run's own code.
 
-    `named` is the user's choice and `module` the run's program; raise BadInput if both are None, or the named file does
-    not exist.
+    `named` is the user's `--app`: a path that ends in .py, with `:NAME` after it for a name in the file, or else a
+    module. If it is None, `module` is returned, the module that the run's program is (None if it is none). Raise
+    BadInput if both are None, or the named file does not exist.
     """
     if named is None:
         if module is None:

@@ -119,7 +119,9 @@ def record_of(sweep: SweepDir) -> SweepRecord:
 
 
 def register_sweep(sweep: SweepDir) -> None:
-    """Register the sweep's id with its folder; raise FileExistsError if the id is taken."""
+    """Register the sweep's id with its folder, by which the user's commands find it; raise FileExistsError if the id is
+    taken.
+    """
     register(sweep.id, sweep.path, among=_SWEEPS)
 
 

@@ -11,13 +11,15 @@ Held = TypeVar("Held")
 @dataclass(frozen=True)
 class Limits:
     """The limits of one server: seconds and bytes for the head and the body of a request, seconds to read a response
-    (`take_s`), and idle seconds. A connection without the token counts for `connections` and `per_address`.
-    `drained_bytes` limits a body that nobody reads, `bodies_bytes` all bodies together, and `pipelined` unanswered
-    requests.
+    (`take_s`), and idle seconds. `drained_bytes` limits a body that nobody reads, `bodies_bytes` all bodies together,
+    and `pipelined` unanswered requests.
+
+    `connections` (in total) and `per_address` count only connections on which no request has had the server's token
+    yet.
     """
 
-    connections: int = 256
-    per_address: int = 64
+    connections: int = 256  # in total
+    per_address: int = 64  # from one client address
     head_s: float = 5.0  # for the head of a request, and for a TLS handshake
     head_bytes: int = 32 << 10
     headers: int = 100  # how many a request may have

@@ -141,8 +141,9 @@ def _undisturbed_cells(proof: "Proof") -> tuple[str, ...]:
 
 
 def _run_cells(one: "ComparedRun") -> tuple[str, ...]:
-    """Return the table's row of a disturbed run: mode, duration, steps, its last three checkpoints, the start of its
-    fingerprint, and the verdict.
+    """Return the table's row of a disturbed run: the way it was disturbed, its duration, how many of its steps were
+    compared, the last three compared checkpoints, the start of its fingerprint (the digest of its final state), and the
+    verdict.
     """
     checkpoints = ", ".join(map(str, one.checkpoints[-3:])) or "none"
     mark = (one.fingerprint or "none")[:12]

@@ -158,8 +158,9 @@ class Drainer:
         return min((index for index in nodes.usable if not nodes[index].slow), default=None)
 
     def _replace_who_waited(self) -> None:
-        """Request a move for the first node that waits for a spare and is still slow, if a spare that was never slow is
-        ready now. Nodes that are not slow any more stop waiting.
+        """Request a move of the ranks of the first node, by index, that waits for a spare and is still slow, if a spare
+        that is not recorded as slow is ready now; the move is to that spare. Nodes before it that are not slow any
+        more, or have no ranks, stop waiting.
         """
         while self._await_spare and (quick := self._quick_spare()) is not None:
             node = self._attempt.nodes[min(self._await_spare)]

@@ -189,9 +189,9 @@ class AttemptNews(msgspec.Struct, frozen=True):
 class RunNews(msgspec.Struct, frozen=True):
     """A run's state on the login node, and what its records have beyond those of the machine that asks.
 
-    `attempts` begin with the newest one that this machine knows, `last` is the content of the run's state.json,
-    `events` belong at offset `events_at` of the history (0: they are all of it), and `more` means that further events
-    did not fit.
+    `attempts` begin with the newest one that the asking machine knows, `last` is the content of the run's state.json.
+    `events` are lines of its events.jsonl, from the byte `events_at` on (0: all of them), and `more` means that further
+    events did not fit.
     """
 
     state: State
@@ -201,8 +201,8 @@ class RunNews(msgspec.Struct, frozen=True):
     attempts: Annotated[tuple[AttemptNews, ...], msgspec.Meta(max_length=MOST_ATTEMPTS)]  # from the newest known one on
     last: RunState | None  # its state.json
     avoided: tuple[Exclusion, ...]  # hosts that the run excludes for a while
-    events_at: Count  # offset of the events that follow; 0: they are all
-    events: bytes
+    events_at: Count  # the offset of `events` in the file, in bytes; 0: they are all
+    events: bytes  # lines of events.jsonl
     more: bool = False  # there are more events than fit into this answer
     roles: tuple[RoleReport, ...] = ()  # the roles other than the main one
 

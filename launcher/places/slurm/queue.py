@@ -73,14 +73,14 @@ _DEPENDS = ("Dependency", "DependencyNeverSatisfied")
 
 
 class SlurmSystem(BatchSystem):
-    """Slurm as a batch system. The signals in `warnings` announce that the job's time is nearly over or that it will be
-    preempted.
+    """Slurm as a batch system. It sends a job one of the signals in `warnings` when the job's time is nearly over, or
+    before it is preempted.
     """
 
     kind = "slurm"
     called = CALLED  # its name for users
     sees, ends = "squeue -j", "scancel"  # by which a user shows, ends a job
-    ask = staticmethod(ask)
+    ask = staticmethod(ask)  # runs one of Slurm's commands and returns its output
     warnings: tuple[int, ...] = (signal.SIGUSR1, signal.SIGUSR2)
 
     @cached_property

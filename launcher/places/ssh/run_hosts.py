@@ -61,8 +61,9 @@ def give_up(run: RunDir, hosts: Collection[str]) -> None:
 
 
 def take_back(run: RunDir, hosts: Collection[str]) -> None:
-    """Record that `hosts` answered after all, so that those a user gave up as gone for good count as hosts of the run
-    again. If there are any, have all attempts' files fetched again.
+    """Record that `hosts` answered after all, so that those of them that a user gave up as gone for good count as hosts
+    of the run again. If there are any such, mark the files of all attempts as not fetched, so that the next fetch asks
+    these hosts too.
     """
     before = _records(run)
     kept = [one for one in before if one.host not in hosts]

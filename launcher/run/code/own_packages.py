@@ -49,7 +49,9 @@ class Installed:
         return self.path.parents[len(parts) - 1]
 
     def has(self, module: str) -> Path | None:
-        """Return the path from which the module would be imported, or None if this installation does not provide it."""
+        """Return the path from which the top-level module `module` would be imported: a file or a package's folder.
+        Return None if this installation does not provide it.
+        """
         if self.name is not None:
             return self.path if self.name.partition(".")[0] == module else None
         file = self.path / f"{module}.py"

@@ -42,11 +42,11 @@ class WrittenMoment(Leaf, frozen=True):
 
 
 def moment(text: str, now: float) -> float | None:
-    """Return the Unix time of a moment written as `2027-01-31 22:00`, `2027-01-31`, `22:00` or `after-hours`, by this
-    machine's clock; raise ValueError if there is no such day.
+    """Return the Unix time of a moment written as `2027-01-31 22:00`, `2027-01-31`, `22:00` or `after-hours`, in this
+    machine's time zone; raise ValueError if there is no such day.
 
-    `22:00` is the next such time after `now` (Unix time). `after-hours` is 18:00 if `now` is a working hour (weekdays,
-    8 to 18); else the result is None, for at once.
+    A date alone is its midnight, and `22:00` is the next such time after `now` (Unix time). `after-hours` is 18:00 if
+    `now` is a working hour (weekdays, 8 to 18); else the result is None, for at once.
     """
     if text == AFTER_HOURS:
         return _end_of_work(time.localtime(now))

@@ -208,7 +208,9 @@ def _said(error: Exception, limit_s: float) -> str:
 
 
 def _by_apprise(url: str, message: Message) -> None:
-    """Send the message with apprise; raise NotDelivered if that fails."""
+    """Send the message with apprise, which has its own time limits; raise NotDelivered if apprise is missing or the
+    service does not accept the message.
+    """
     try:
         from launcher.supervisor.notify.by_apprise import send  # late: its library takes half a second to import
     except ImportError:

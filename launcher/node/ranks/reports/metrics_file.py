@@ -118,7 +118,8 @@ class MetricsFile:
             self._lines.put(series.take())
 
     def close(self) -> None:
-        """Write the last report of each series, once no rank reports any more.
+        """Write the last report of each series, if it was not written yet, and end the writing; call it once no rank
+        reports any more.
 
         As the disk may hang, this waits for it for at most a second (LAST_S).
         """

@@ -190,8 +190,8 @@ def _accounted(fields: Sequence[str]) -> SlurmJob:
 
 
 def requeue(job_id: str) -> list[str]:
-    """Return the command that ends the job's processes and puts it back into the queue. It starts after Slurm's
-    `cred_expire`, two minutes, at the earliest.
+    """Return the command that ends the job's processes and puts the job back into the queue. Slurm starts the job again
+    after its `cred_expire`, two minutes, at the earliest.
     """
     return ["scontrol", "requeue", _job_id(job_id)]
 

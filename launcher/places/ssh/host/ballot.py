@@ -76,7 +76,10 @@ class Ballot:
         return Records(self.voter.newest.attempt, length, digest)
 
     def _history_size(self) -> tuple[int, str]:
-        """Return (length in bytes of all intact records in the history, without line ends; their digest)."""
+        """Return (length in bytes, SHA-256) of all intact records in the history, the run's events on this disk.
+
+        The length is without line ends; a line that is no whole event is left out.
+        """
         try:
             lines = [line for line in self._run.events.read_bytes().split(b"\n")[:-1] if _is_event(line)]
         except FileNotFoundError:

@@ -237,8 +237,9 @@ def _new_events(run: RunDir, at: int) -> Iterator[tails.Tail]:
 
 
 def _logs(attempt: AttemptDir, most_bytes: int = _MOST_OF_LOGS) -> Iterator[tails.Tail]:
-    """Yield the ends of the attempt's logs, of at most `most_bytes` in all: the first logs in the order of their names
-    get the room.
+    """Yield the end of each of the attempt's logs, up to 1 MiB of a log and `most_bytes` in all. Once these are used
+    up, the log is cut off there, and those that follow it are left out: first come the records of exits and the
+    keeper's log, then the nodes' logs by name.
     """
     left = most_bytes
     for path in (path for pattern in _LOGS for path in sorted(attempt.path.glob(pattern))):

@@ -110,17 +110,18 @@ class Vote(msgspec.Struct, frozen=True, tag="vote", tag_field="t"):
 
 
 class OpenAttempt(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
-    """The next attempt. Each host derives the attempt's token and plan from the secret and the plan that it got over
-    SSH.
+    """The announcement of an attempt by its leader: a request to accept it or, in answer to a Rejoin, the attempt
+    that a lost host may join now that it is back. Each host derives the attempt's token and plan from the secret and
+    the plan that it got over SSH.
     """
 
     attempt: Number
     node: Number  # of the leader
     hosts: tuple[Text, ...]  # the attempt's voters, the leader first
-    cause: Cause | None  # why the attempt before it ended
+    cause: Cause | None  # why the attempt before it ended; None in answer to a Rejoin
     away: tuple[Text, ...]  # hosts that were lost, and may take part once they are back
     before: tuple[OpeningSaid, ...]  # earlier attempts that may not be settled, and the last settled one
-    records: RecordsSaid
+    records: RecordsSaid  # how new the leader's records are
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):

@@ -154,8 +154,8 @@ class Voter:
     # -- votes
 
     def stand(self, number: int) -> "Voter":
-        """Return the voter with its vote for itself; raise ValueError if it has voted for `number` or a later
-        attempt.
+        """Return this voter with its vote for itself as the leader of attempt `number`; raise ValueError if it has
+        voted for that attempt or a later one.
         """
         if number < self.next_number:
             raise ValueError(f"attempt {number} had the vote of host {self.me} already")

@@ -31,8 +31,9 @@ def bring_logs(run: RunDir) -> None:
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
     """Copy logs, metrics and a checkpoint to this machine; return lines of text for the user about them.
 
-    `checkpoint` is `newest`, which copies the best one too, `none`, or a step. Raise Refused for a step while the run
-    goes on here, and Unreachable if a host's logs could not be copied.
+    `checkpoint` is `newest`, which copies the best one too, `none`, or a step. If the newest attempt is not
+    on a pool, it writes its checkpoints to this machine's disk: then `newest` copies none, and a step raises Refused
+    until the run has ended. Raise Unreachable if a host's logs could not be copied.
     """
     return mirror.fetch(
         run,

@@ -85,8 +85,9 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
 
 
 def _refuse_unknown_hosts(run: RunDir, plan: Plan) -> None:
-    """Raise Unreachable for a run that another machine submitted if it has hosts that are in no pool of this machine,
-    because processes may be left on them.
+    """Raise Unreachable if a run that another machine submitted is also on hosts that this machine does not know, as
+    its pool here does not list them: a cancel from here would leave processes on them. The known hosts are asked for
+    the names of all.
     """
     if plan.project:
         return
