@@ -49,7 +49,7 @@ def on_rank(world, names, sizes, pairs):
 
 def table(pairs, counts, names, sizes):
     lines = [
-        "| | told | range | in a loop | told, of the loop | bus bandwidth | of a copy in memory | wrong |",
+        "| | by doctor | range | in a loop | doctor / loop | bus bandwidth | of a copy in memory | wrong |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for ranks in counts:
@@ -65,6 +65,17 @@ def table(pairs, counts, names, sizes):
     return "\n".join(lines)
 
 
+NOTES = (
+    "The first column has the operation, the number of ranks (gloo, on this machine) and the size of a "
+    "message. `by doctor` is the time that `launch doctor --collectives` reports: a barrier precedes each "
+    "call, the slowest rank counts, and the result is checked. `in a loop` is the time of a call in a loop "
+    "that does nothing else. `doctor / loop` is the median of the ratios of these two times. `bus "
+    "bandwidth` is computed from `by doctor`, as nccl-tests defines it. `of a copy in memory` is this "
+    "bandwidth divided by the speed of copying as many bytes in memory, which no message between processes "
+    "can exceed. `wrong` is the number of wrong results."
+)
+
+
 def main():
     parser = benchmark_parser(__doc__.partition("\n")[0], pairs=11)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
@@ -75,7 +86,7 @@ def main():
     )
     options = parser.parse_args()
     lines = table(options.pairs, options.ranks, options.operations, options.sizes)
-    publish("collectives", lines, write=options.write)
+    publish("collectives", f"{lines}\n\n{NOTES}", write=options.write)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Measure which share of the time is training while faults occur, with launch, torchrun and torchft.
+"""Measure goodput, the share of the time that goes into steps that count, while faults occur, with launch, torchrun and
+torchft.
 
     uv run [--with torchft-nightly] python tests/benchmarks/goodput.py [--minutes 6 --gaps 20 60] [--write]
     uv run python tests/benchmarks/goodput.py --only [--rounds 3] [--write]
@@ -194,7 +195,7 @@ def cost_rows(place, taken):
             hit for (*_, one), rounds in taken.items() if one == peer for _, hits, _ in rounds for hit in hits
         )
         for fault in sorted(hits.keys() - {cost.fault for cost in found}):
-            yield f"| {place} | {peer} | {fault} | {hits[fault]} |{' |' * (len(PHASES) + 2)} none before the next |"
+            yield f"| {place} | {peer} | {fault} | {hits[fault]} |{' |' * (len(PHASES) + 2)} no start seen |"
 
 
 def main():
@@ -253,12 +254,12 @@ def measure_phases(args):
                 rounds.append((0.0, *measure_one_by_one(place, args, hosts)))
             rows += itertools.islice(cost_rows(place, {("", 0, LAUNCH): rounds}), 2, None)
     text = (
-        f"The training ran on {NODES} nodes with one rank each: on this machine (`local`), or on hosts of tests/lab "
-        "with one more as a spare (`ssh`). Each kind of fault was injected alone, `n` times. A fault that passes by "
-        f"itself lasted {LASTS_S:g} s. A node without contact counts as lost after 4 s. `import torch` took "
-        f"{import_s():.1f} s. "
-        f"{PHASES_MEAN}"
+        f"The training ran on {NODES} nodes with one rank each: in the rows `local` on this machine, in the "
+        "rows `ssh` on hosts of tests/lab (network namespaces of this machine, each with an sshd), with one "
+        "more host as a spare. Each kind of fault was injected alone, `n` times. A node without contact "
+        f"counts as lost after 4 s. `import torch` took {import_s():.1f} s."
     )
+    text = f"{text}\n\nThe faults were:\n\n{FAULTS_MEAN}\n\n{PHASES_MEAN}"
     publish("goodput_phases", "\n".join([*rows, "", text]), write=args.write, title="goodput.py --only", what=ALONE)
 
 
@@ -280,25 +281,66 @@ def lab_of(place, *, disk_size=""):
         yield stack.enter_context(HostLab(Path(name), NODES + 1, disk_size=disk_size)) if place == HOSTS else None
 
 
-ALONE = "Measure the phases of launch's recovery from each kind of fault alone."
+ALONE = "Measure how long each phase of a recovery by launch takes, for each kind of fault alone."
+FAULTS_MEAN = (
+    "- `kill-rank`, `kill-agent`, `kill-supervisor` and `kill-zygote` are a SIGKILL to such a process.\n"
+    "- `kill-coordinator` is a SIGKILL to the agent of node 0, which contains the coordinator, the part "
+    "that decides about restarts.\n"
+    "- `kill-all-warm` kills the rank, the zygote and the standby of a node, so that no process is left "
+    "there that has imported torch.\n"
+    "- `stop-rank` is a SIGSTOP to a rank.\n"
+    f"- `freeze-agent` stops an agent for {LASTS_S:g} s, and `freeze-node` stops every process of the run on "
+    f"a node for {LASTS_S:g} s.\n"
+    f"- `full-disk` fills the disk of a node for {LASTS_S:g} s.\n"
+    f"- `cut-both` drops the network packets that a host sends and receives, for {LASTS_S:g} s. `cut-link` "
+    f"disconnects its network interface for {LASTS_S:g} s.\n"
+    f"- `power` cuts the power of a host for {LASTS_S:g} s. `power-leader` does this to the host of node 0."
+)
 PHASES_MEAN = (
-    "The columns from `noticed` to `step` are the phases of a recovery in seconds, medians over the `n` faults of a "
-    "kind: the failure is `noticed` and all ranks have ended, the next start is `decided`, scripts have `begun`, "
-    "their modules are `imported`, ranks have `met`, the state is `loaded`, the first `step` is done. A phase ends "
-    "when the last rank has done it. `next step` is the sum of these phases. If no rank was restarted after a "
-    "fault, `next step` is the longest time without a step, less the usual time of one step. `made again` is the "
-    "time of the steps since the last checkpoint, which are repeated."
+    "The columns from `noticed` to `step` are the phases of a recovery, in seconds and as medians over the "
+    "`n` faults of a kind: the failure is `noticed` and all ranks have ended, the next start is `decided`, "
+    "scripts have `begun`, their modules are `imported`, ranks have `met`, the state is `loaded`, the first "
+    "`step` is done. A phase ends when the last rank has done it. `next step` is the sum of these phases. "
+    "If no rank was restarted after a fault, there are no phases, and `next step` is the longest time "
+    "without a step, less the usual time of one step. `made again` is the time of the steps since the last "
+    "checkpoint, which are repeated, and `whole, s` is the sum of `next step` and `made again`."
 )
 
 
 def legend(args, missing):
-    return (
-        f"The training ran on {NODES} nodes with one rank each, {args.minutes:g} minutes with each program and kind of "
-        f"fault, and saved a checkpoint every {args.every} steps (seed {args.seed}). {PHASES_MEAN} If a program does "
-        "not report the end of a phase, its time is part of the next phase that is shown. Goodputs that are `reckoned` "
-        "are computed for rarer faults, from what each fault cost in the row above. The computed cost is too small if "
-        "a program had not recovered when the next fault occurred." + (" torchft was not installed." if missing else "")
+    measured = (
+        "The two tables with the column `goodput` have one training in each measured row: with the program "
+        f"of the fourth column, for {args.minutes:g} minutes. Time was divided into intervals as long as the "
+        "column `one per` says, and in each of them one fault occurred at a random moment (seed "
+        f"{args.seed}). The training ran on {NODES} nodes with one rank each, and saved a checkpoint every "
+        f"{args.every} steps. In the rows `local` the nodes were on this machine; in the rows `ssh` they "
+        "were hosts of tests/lab (network namespaces of this machine, each with an sshd). The faults called "
+        "`rank kills` were only of the kind `kill-rank`. The faults called `mixed` were of the kinds "
+        "`kill-rank`, `stop-rank`, `kill-agent` and `freeze-agent`, for launch also `kill-zygote`, and on "
+        "`ssh` also `cut-both` and `reset`."
     )
+    goodput = (
+        "`goodput` is the number of steps that were made, each counted once, divided by the number that the "
+        "same training would have made in this time at its speed before the first fault. It exceeds 1 if "
+        "the machine becomes faster. `faults that hit` is the number of faults, and `target` is the goodput "
+        "that launch is meant to reach at least. A row with `reckoned` was not measured: its goodput, with "
+        f"one fault per {SELDOM_S} s, is computed from the row above, as if each fault cost as much as "
+        "there. This is too high if a program had not recovered when the next fault occurred."
+    )
+    faults = (
+        "`kill-rank`, `kill-agent` and `kill-zygote` are a SIGKILL to such a process, and `stop-rank` is a "
+        "SIGSTOP to a rank. `freeze-agent` stops an agent for 1 to 8 s. For as long, `cut-both` drops the "
+        "network packets that a host sends and receives, and `reset` resets its TCP connections. torchft "
+        "has no agents: there `kill-agent` and `freeze-agent` hit a rank."
+    )
+    costs_mean = (
+        f"The two tables with the column `fault` have what a fault cost. {PHASES_MEAN} If a program does not "
+        "report the end of a phase, its time is part of the next phase that is shown. `no start seen` means "
+        "that between this fault and the next one no rank was started whose phases could be timed. A killed "
+        "zygote is such a case: its ranks continue, so it costs no step."
+    )
+    absent = ["torchft was not installed."] if missing else []
+    return "\n\n".join([measured, goodput, faults, costs_mean, *absent])
 
 
 if __name__ == "__main__":

@@ -489,11 +489,30 @@ def main():
     card = torch.cuda.get_device_name() if args.device == "cuda" else "no GPU"
     shape = f"The model has {args.layers} layers of {args.width}"
     shape += f"; a step has {args.batch_size} windows of {args.context} bytes"
-    publish(
-        "gpu",
-        "\n".join([*table[1:], "", f"The GPU was: {card}, with CUDA {torch.version.cuda}. {shape}."]),
-        write=args.write,
+    told = f"The GPU was: {card}, with CUDA {torch.version.cuda}. {shape}."
+    notes = (
+        "The table with tokens/s has the speed of a training on one rank. `bf16` and `tf32` are precisions; "
+        "`fsdp` is a strategy, and the other rows have the default one. In the row `bf16, waits once a "
+        "step` the host waits for the GPU in each step, which `recovery: {mode: hot}` requires. `of the "
+        "first` divides the speed by that of the first row. `samples_per_s, of the truth` divides the "
+        "figure `samples_per_s` that `Trainer` reports by the speed that CUDA events show. MFU is the share "
+        "of the GPU's peak that `Trainer` reports, and `most memory` is the peak of the memory of tensors.\n\n"
+        "The table of buckets shows whether DDP sends gradients while the backward pass continues. One GPU "
+        "has no partner, so a copy of each bucket of gradients on a CUDA stream of its own takes the place "
+        "of the all-reduce. `backward` is the time of a backward pass without sending, `and sent meanwhile` "
+        "with it, and `sent alone` the time of the sending alone. `hidden` is the share of the sending that "
+        "did not make the backward pass longer. If it is negative, both together took longer than one after "
+        "the other.\n\n"
+        "The table of saves is about a checkpoint of a model and its Adam. `host blocked` is how long the "
+        f"call of a save keeps the program, and `lost` how much longer {args.save_steps} steps took with a "
+        "save among them. `on disk` is the time until the checkpoint is durable. `loaded` is the time to "
+        "load and verify it, and `loaded / read` divides this by the time to read as many bytes into "
+        "memory.\n\n"
+        "The table of kills has recoveries from a killed rank. With one GPU, two ranks share it; `mode` is "
+        "`recovery.mode`. `steps again` is the highest number of repeated steps. `exact` means that the "
+        "training ended with the weights of an undisturbed run, to the last bit."
     )
+    publish("gpu", "\n".join([*table[1:], "", told, "", notes]), write=args.write)
 
 
 if __name__ == "__main__":

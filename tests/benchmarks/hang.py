@@ -38,10 +38,32 @@ KINDS = {
 # A rank that has no more batches ends neither of these: both train for a number of steps that all ranks agree on.
 INAPPLICABLE = {("left_early", "trainer"), ("left_early", "lightning")}
 CULPRIT = 1
+KINDS_MEAN = (
+    "The kinds are what rank 1 did while the others waited: its sample never came (`data`), it slept "
+    "(`sleep`), waited for a lock (`lock`), saved to storage that did not answer (`save`), or computed "
+    "without end (`busy`); it called another collective (`order`), received a message that nobody sent "
+    "(`receive`), used another process group (`groups`), or sent a tensor of another shape (`shapes`); it "
+    "had ended (`left_early`), was stopped by SIGSTOP (`frozen`), or held Python's lock in C code "
+    "(`python_lock`). With `nobody`, no rank was in a collective. `right` counts verdicts that name this "
+    "kind and rank 1; `unknown` counts cases without a definite verdict. The column `crashed` counts "
+    "trainings that ended with an error before they could hang: with four ranks, gloo raises an error in a "
+    "rank that receives more bytes than it expects, and launch reports the line."
+)
 CALM = "Count how often launch reports or ends a healthy training as hanging."
 OTHERS_TOO = "Compare what launch, torchrun and NVRx report about the same hangs."
 START_S, PATIENCE_S = 240.0, 60.0
 HEALTHY = ("validation", "saving", "compile", "uneven", "suspended", "starved")
+HEALTHY_MEAN = """The healthy trainings do things that could look like a hang:
+
+- `validation` and `saving` make no step for 20 s after every 100 steps. `compile` makes none for 30 s at its beginning.
+- `uneven` has slow batches: each batch, with a probability of a tenth, is preceded by a pause of random length, two
+  seconds on average.
+- `suspended` has every process of the run stopped for a minute every 90 s.
+- `starved` gets little CPU time: it runs with nice 19 on one core, beside two other busy programs.
+
+The column `ended by false alarm` counts restarts of these trainings. The column `looked at` counts how often launch
+inspected the ranks because they had made no step for unusually long. After the first long pause of a training it
+expects later pauses of the same length."""
 STOPPED_S, STOPPED_EVERY_S = 60.0, 90.0
 LAUNCH = [sys.executable, "-m", "launcher.cli.main"]
 
@@ -216,11 +238,12 @@ def hangs(options):
     for kind, results in found.items():
         lines.append(f"| {kind} | {counted(results)} | {spread([took_s for _, took_s in results])} |")
     all_ = [one for results in found.values() for one in results]
-    lines += ["", f"Of {len(all_)} hangs, right | unknown | wrong | crashed: {counted(all_)}."]
+    together = f"The columns from `right` to `crashed` have together, for {len(all_)} cases: {counted(all_)}."
+    lines += ["", together, "", KINDS_MEAN, ""]
     recorder_us = 1e6 * recorder_s()
     return [
         *lines,
-        f"Noting one collective takes {recorder_us:.1f} µs of processor time; 0.5 % of a step of 2 ms is 10.",
+        f"One record of torch's Flight Recorder, by which launch finds hangs, takes {recorder_us:.1f} µs of CPU time.",
     ]
 
 
@@ -243,7 +266,7 @@ def healthy(options):
             alarms, looks = case.alarms(each_s, kind)
         lines.append(f"| {kind}, {style} | {each_s / 60:.1f} | {alarms} | {looks} |")
         print(lines[-1], file=sys.stderr, flush=True)
-    return lines
+    return [*lines, "", HEALTHY_MEAN]
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""Measure how much longer the recovery from kill -9 of a rank takes with `recovery: {health: true}`, which
-tests cores, memory, GPUs and links of the nodes before ranks start again.
+"""Measure how much longer a recovery from kill -9 of a rank takes with `recovery: {health: true}`, which checks the
+nodes first.
 
     uv run python tests/benchmarks/health.py [--pairs 10] [--ranks 2] [--write]
 
@@ -50,8 +50,11 @@ def main():
         table.append(f"| {health} | {len(good)} of {len(every)} | {middle:.2f} | {spread} | {middle / base:.2f} |")
     told = f"{statistics.median(checks):.2f} s (median; {min(checks):.2f}-{max(checks):.2f})"
     notes = (
-        f"The job had {args.ranks} ranks on one node without a GPU. One check of the node's health took {told}. "
-        f"The seed {args.seed} drew the times and ranks of the kills."
+        "With `health: true` launch tests the cores, memory, GPUs and links of the nodes before ranks start "
+        f"again; with `false` (the rows' first column) it does not. The job had {args.ranks} ranks on one "
+        f"node without a GPU, so only cores and memory were tested. One check took {told}. `this / false` "
+        f"divides the time of a row by that of the row `false`. The seed {args.seed} drew the times and "
+        "ranks of the kills."
     )
     publish("health", "\n".join([*table, "", notes]), write=args.write)
 

@@ -139,9 +139,16 @@ def main():
     warm_s = statistics.median(one.alone_s for one in taken[LAUNCH])
     table += [row(peer, found, warm_s) for peer, found in taken.items()]
     notes = (
-        f"The run was the job `{args.job}` with `nodes: 1..2`, with one rank on each "
-        f"(seed {args.seed}). A node without contact counts as lost after {args.lease_s:g} s. "
-        "`launch` means `recovery: {mode: warm}`, `launch, hot` means `mode: hot`."
+        f"The run was the job `{args.job}` (`image` trains a ResNet-18, `mlp` a tiny MLP) with DDP, on one "
+        f"or two nodes (`nodes: 1..2`) with one rank each (seed {args.seed}). A node without contact counts "
+        f"as lost after {args.lease_s:g} s. Every process of one node was killed at once; the rank of the "
+        f"other node continued alone. Then the lost node returned. In the row `launch` (`recovery: {{mode: "
+        "warm}`) the remaining rank starts again from a checkpoint, and the returned node waits for the "
+        "next failure. In the row `launch, hot` (`mode: hot`) the remaining rank keeps its process, and the "
+        "rank of the returned node joins while it trains. For this the remaining rank `stands still`: this "
+        "is its longest time without a new step, less `a step alone`, the usual time of a step. `in steps` "
+        "is this time divided by that of a step. `of warm` divides `cut to next step` by that of the row "
+        "`launch`."
     )
     publish("joins", "\n".join([*table, "", notes]), write=args.write)
 

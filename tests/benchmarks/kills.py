@@ -155,11 +155,18 @@ def main():
     for training in args.trainings:
         lines.append(row(training, args.mode, args.kills, args.seed))
         print(lines[-1], file=sys.stderr, flush=True)
-    publish(
-        "kills",
-        "\n".join([*lines, "", f"The moments of the kills were drawn with seed {args.seed}."]),
-        write=args.write,
+    notes = (
+        f"Each row is one training with `recovery: {{mode: {args.mode}}}` on four ranks of this machine, in "
+        "which random ranks were killed. `ddp` and `hsdp` are strategies; `memory every 1` and `memory "
+        "every 5` are FSDP with a snapshot in memory every 1 or 5 steps (`checkpoint.memory_every`). `while "
+        "recovering` is the number of kills that came before the ranks had recovered from the kill before. "
+        "`in place` is the number of recoveries in which the other ranks kept their processes, and `all "
+        "anew` of those in which all ranks were started again. `cost steps` is the number of recoveries "
+        "that repeated steps, `steps lost` the number of these steps, and `at most` the highest number in "
+        "one recovery. `equal` means that the weights at the end were those of an undisturbed run. The "
+        f"moments of the kills were drawn with seed {args.seed}."
     )
+    publish("kills", "\n".join([*lines, "", notes]), write=args.write)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,16 @@ def ranks_late(rounds, folder):
     return {way: late[way] + int(other) for way, other in zip(WAYS, others, strict=True)}
 
 
+NOTES = (
+    "When a rank is lost, `trainer` cuts (shuts down) the connections of each other rank, so that its "
+    "operation of gloo ends with an error. A rank that is still in its operation two seconds later is "
+    "replaced. The rows compare two ways to cut. `reading first` shuts down reading a moment before both "
+    "directions, as `trainer` does; `at once` shuts down both directions together. Two ranks left an "
+    "operation in each way, once per round, so `ranks that left` is twice the number of rounds; `not after "
+    "a second` is how many of these were still in the operation after one second."
+)
+
+
 def main():
     parser = benchmark_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=150)
@@ -86,7 +96,7 @@ def main():
         late = ranks_late(args.rounds, Path(place))
     lines = ["| connections are cut | ranks that left | not after a second |", "|---|---|---|"]
     lines += [f"| {way} | {2 * args.rounds} | {late[way]} |" for way in WAYS]
-    publish("leaving", "\n".join(lines), write=args.write)
+    publish("leaving", "\n".join([*lines, "", NOTES]), write=args.write)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,31 @@ SIDES = {
     "pp=2, 2 ranks": (2, lambda parts: ["--mesh", f"pp={STAGES}", "--pp-microbatches", str(parts)]),
 }
 
+NOTES = (
+    "The model is that of jobs/gpt_3d.yaml. Each row divides the batch into as many parts as its first "
+    "column says; a part is a micro-batch of the pipeline, and a step of gradient accumulation otherwise. "
+    "`pp=2` is the pipeline with two stages, one on each rank. Each rank has one thread. In brackets are "
+    "the slowest and the fastest of the pairs. `ddp, of one` and `pp, of one` are the speeds divided by "
+    "that of one process; `pp, of ddp` is the speed of the pipeline divided by that of DDP. `bubble and "
+    "messages` is how much longer the pipeline's step is than half of the step of one process, as a share "
+    "of the pipeline's step: in this time ranks wait, send, or have the larger stage. `bubble by formula` "
+    "is the share in which a rank must wait, `(pp - 1) / (parts + pp - 1)`."
+)
+FSDP_NOTES = (
+    "The model is that of jobs/gpt_3d.yaml. Both ways put half of the model on each rank: `pp=2` half of "
+    "its layers, `fsdp` half of each layer, which the ranks gather when they need it. The batch is divided "
+    "into parts, the micro-batches of the pipeline and the steps of FSDP's gradient accumulation. `pp, of "
+    "fsdp` is the speed of the pipeline divided by that of FSDP: the median of the pairs, and in brackets "
+    "the lowest and the highest ratio."
+)
+CUT_NOTES = (
+    "The model has a first block that takes eight times as long as each of its seven other blocks; the "
+    "blocks only wait, as for a GPU, so that other work on the machine matters little. `by layers` "
+    "(`pp_cut: layers`) gives each of the two stages the same number of layers; `by time` (`pp_cut: time`) "
+    "cuts by the measured time of each layer. `time, of layers` is the speed of `by time` divided by that "
+    "of `by layers`: the median of the pairs, and in brackets the lowest and the highest ratio."
+)
+
 
 class Enough(Exception):
     """Raised when everything has been measured."""
@@ -134,7 +159,8 @@ def table_of_cut(options):
         lines.append(
             f"| {parts} | {speeds_of(rows)} | {statistics.median(beside):.2f} ({min(beside):.2f}-{max(beside):.2f}) |"
         )
-    return "\n".join([*lines, "", f"A stage is given by its first and last layer. Cut {told} of a step."])
+    told = f"A stage is given by its first and last layer. Cut {told} of a step."
+    return "\n".join([*lines, "", f"{CUT_NOTES} {told}"])
 
 
 def seconds(side, parts, options):
@@ -165,7 +191,7 @@ def table_of_fsdp(options):
         rows, speeds = measured(options, parts, sides)
         beside = [fsdp / staged for fsdp, staged in rows]
         lines.append(f"| {parts} | {speeds} | {statistics.median(beside):.2f} ({min(beside):.2f}-{max(beside):.2f}) |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", FSDP_NOTES])
 
 
 def table(options):
@@ -182,7 +208,7 @@ def table(options):
         lost = statistics.median(1 - row[0] / STAGES / row[2] for row in rows)
         formula = bubble("1f1b", STAGES, parts)
         lines.append(f"| {parts} | {speeds} | {ddp:.2f} | {staged:.2f} | {beside:.2f} | {lost:.0%} | {formula:.0%} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", NOTES])
 
 
 def main():

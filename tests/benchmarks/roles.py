@@ -157,11 +157,20 @@ def main():
         "|---|---|---|---|---|---|---|",
         kill_row(args.kills, args.seed),
     ]
-    publish(
-        "roles",
-        "\n".join([*table, "", f"The moments of the kills were drawn with seed {args.seed}."]),
-        write=args.write,
+    notes = (
+        "The first table has the time from the command to the first step of a DDP training on two ranks: "
+        "alone (`launch`), and as the main program of a run with three roles (`launch, three roles`), which "
+        "also has two actors and a reward server. `of the program alone` divides the time by that of the "
+        "first row.\n\n"
+        "The second table is about jobs/actor_learner.yaml: a learner with two ranks and four actors, which "
+        f"play episodes for it. Random actors were killed at random moments (seed {args.seed}). `work again` "
+        "is the time from the kill until a new process has played an episode. `learner's steps meanwhile` "
+        "compares the learner's steps in this time with its steps in an equally long time before the kill, "
+        "as sums over all kills and both ranks; the column to the right has their ratio, with a bootstrap "
+        "interval of 95 % in brackets. The last two columns have the same for the whole second after the "
+        "kill."
     )
+    publish("roles", "\n".join([*table, "", notes]), write=args.write)
 
 
 if __name__ == "__main__":

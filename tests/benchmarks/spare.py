@@ -31,7 +31,7 @@ from resume_step import JOBS, PRELOAD
 
 POWER_CUT, FROZEN = "power cut", "frozen"
 HIT = 1
-SHARDS = "Measure how many steps a lost node costs with FSDP when snapshots in memory have a copy on the other node."
+SHARDS = "Measure how many steps a lost node costs with FSDP when another node has a copy of its snapshots in memory."
 PAUSE_S = (1.5, 3.0)  # so that there is a checkpoint
 EVERY_S = 4  # with shards: seconds from one on disk to the next
 
@@ -162,13 +162,15 @@ def beside_copies(args, chance):
                 taken[way].append(loss(POWER_CUT, HOT, args, chance, strategy, checkpoint))
         table += [row_of_way(strategy, way, losses, taken["memory_every"]) for way, losses in taken.items()]
     notes = (
-        "All processes of one of two nodes with one rank each were killed, as by a power cut, and a spare node "
-        "replaced it, with `recovery: {mode: hot}`. Snapshots were made in memory every "
-        f"{args.memory_every} steps, and a checkpoint on disk every {EVERY_S} s. In the row `memory_every` (the "
-        "option `checkpoint.memory_every` alone) "
-        "the snapshots of the lost node were lost; in the row `and buddy` (with `checkpoint.buddy`, too) the other "
-        'node had a copy of them. "Of without" is the median of "next step of all" divided by that of the row '
-        f"`memory_every`. Seed {args.seed}."
+        "Every process of one of two nodes with one rank each was killed, as by a power cut, and a spare "
+        f"node replaced it, with `recovery: {{mode: hot}}` (seed {args.seed}). With FSDP each rank has only "
+        "a part (shard) of the state, so the other rank could not supply that of the lost one. A snapshot "
+        f"of each rank's shard was made in its node's memory every {args.memory_every} steps "
+        f"(`checkpoint.memory_every`), and a checkpoint on disk every {EVERY_S} s. In the row "
+        "`memory_every`, the snapshots of the lost node were lost with it, and the training continued from "
+        "the disk. In the row `and buddy`, the option `checkpoint.buddy` was set too: the other node had a "
+        "copy of the snapshots. `of without` is the median of `next step of all` divided by that of the row "
+        "`memory_every`."
     )
     publish("spare-shards", "\n".join([*table, "", notes]), write=args.write, title="spare.py --shards", what=SHARDS)
 
@@ -207,12 +209,15 @@ def main():
                 losses.append(loss(fault, peer, args, chance))
         table += [row(fault, peer, losses, taken[LAUNCH]) for peer, losses in taken.items()]
     notes = (
-        f"The run had 2 nodes with one rank each, and a spare node (seed {args.seed}). A node without "
-        f"contact counts as lost after {args.lease_s:g} s. "
-        "In the rows `launch` the spec has `recovery: {mode: warm}`: all ranks start again from a checkpoint. In the "
-        "rows `launch, hot` it has `mode: hot`: the other rank stays, and sends its state to the new one. "
-        '"Known" is when launch recorded the loss, "decided" when it began the restart. '
-        '"Of warm" divides the time until the next step by that of the row `launch` of the same fault.'
+        "The run was a tiny MLP with `ddp`, on 2 nodes with one rank each, and a spare node (seed "
+        f"{args.seed}). A node without contact counts as lost after {args.lease_s:g} s. In the rows `power "
+        "cut` all processes of a node were killed at once; in the rows `frozen` they were stopped by "
+        f"SIGSTOP. In the rows `launch` the spec has `recovery: {{mode: warm}}`: all ranks start again from "
+        "a checkpoint. In the rows `launch, hot` it has `mode: hot`: the other rank keeps its process, and "
+        "sends its state to the new one. `known` is the time from the fault until launch recorded the loss, "
+        "`decided` until it began the restart. `of warm` divides the time until the next step by that of "
+        "the row `launch` with the same fault. `steps lost` is the lowest and the highest number of steps "
+        "that were repeated."
     )
     publish("spare", "\n".join([*table, "", notes]), write=args.write)
 

@@ -194,6 +194,13 @@ MANY = (
     "Measure how long `launch submit` and `launch status` take with a pool of many SSH hosts, "
     "and how much CPU time they need."
 )
+COLUMNS = (
+    "The first columns are about `launch submit` of a run on every host of the pool: how long it takes, its "
+    "own CPU time, the CPU time of all hosts until then, and that of `each` host. `status` and the column "
+    "after it are `launch status` of this run and its CPU time. The last three columns are a comparison "
+    "without launch's programs: as many SSH logins to one sshd, with a command over each, the CPU time of "
+    "the client, and that of the sshd."
+)
 _PROBE = str(HERE.parents[1] / "launcher" / "places" / "ssh" / "probe_there.py")
 _BOTH = ("launcher.places.ssh.host.server", "launcher.places.ssh.host.receive", "launcher.supervisor.__main__",
          "launcher.places.ssh.host.host_supervisor")  # fmt: skip
@@ -305,7 +312,9 @@ def table_of_many(folder, args):
     parts = "; ".join(f"{what} {ms:.0f}" for what, ms in parts_of_a_host().items())
     cost = f"CPU time, in ms: {parts}. Disks of hosts are in memory."
     second = "The second answers the submitter, receives the run and forks the supervisor."
-    rows.append(f"\nOn each host a submit starts two Python processes. The first checks the host. {second} {cost}")
+    rows.append(
+        f"\n{COLUMNS}\n\nOn each host a submit starts two Python processes. The first checks the host. {second} {cost}"
+    )
     return "\n".join(rows)
 
 

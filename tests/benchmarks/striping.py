@@ -151,8 +151,14 @@ def main():
         *(row for mbit in args.mbit for row in rows(f"{mbit} Mbit/s from each", measure(args, mbit))),
     ]
     notes = (
-        f"The times are medians of {args.pairs} measurements, by turns in the same processes. The last column is the "
-        "median of the ratios to the time from one rank."
+        "One of four ranks had lost its state, the weights of a model and its Adam, and got it from the "
+        "others. In the rows `from one`, one rank sent all of it; in the rows `from three`, each of three "
+        "ranks sent a third. In the row `read`, the new rank read it from the memory of a rank on the same "
+        "node. In the rows `loopback` the ranks shared 2 cores and the loopback network, so three senders "
+        "are no faster than one. In rows such as `1000 Mbit/s from each`, each rank was in a network "
+        "namespace of its own, from which it could send no faster. These ways took turns in the same "
+        f"processes; times are medians of {args.pairs} measurements. `of one` is the median of the ratios to "
+        "the time of `from one`."
     )
     publish("striping", "\n".join([*table, "", notes]), write=args.write)
 

@@ -1,4 +1,4 @@
-"""Measure how long twenty trials of two seconds take, two at a time, with launch sweep, Optuna and Ray Tune.
+"""Measure how long twenty trials of two seconds take, two at a time, with `launch sweep`, Optuna and Ray Tune.
 
 uv run python tests/benchmarks/sweeps.py [--peers launch Optuna "Ray Tune"] [--write]
 
@@ -131,6 +131,14 @@ def check(folder, trials, env):
         raise SystemExit(f"launch sweep: {states}")
 
 
+NOTES = (
+    "A trial is a training with one learning rate. The time is that of the whole command. `launch's share "
+    "of it` is launch's median time divided by that of the row. `launch sweep` starts each trial as a run "
+    "of its own; Optuna executes the trials in two threads of one process, which imports torch once; Ray "
+    "Tune executes them in worker processes."
+)
+
+
 def main():
     parser = benchmark_parser(__doc__.partition("\n")[0], pairs=5)
     parser.add_argument("--trials", type=int, default=20)
@@ -152,7 +160,7 @@ def main():
     for peer, times in taken.items():
         share = f"{ours / statistics.median(times):.2f}" if ours and peer != "launch" else ""
         table.append(f"| {peer} | {statistics.median(times):.1f} | {min(times):.1f}-{max(times):.1f} | {share} |")
-    publish("sweeps", "\n".join(table), write=args.write)
+    publish("sweeps", "\n".join([*table, "", NOTES]), write=args.write)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,13 @@ from start import first_step_s
 KILLS = 3  # in each race: their median counts
 PATIENCE_S = 120
 
+NOTES = (
+    "`start` is the time from the command to the first step, `regroup` the time from kill -9 of a rank to "
+    "the next step of all ranks; the ranges are in brackets. Other work on the machine may vary, so compare "
+    "only the last column, the median of the differences within the pairs. If it is positive, `this "
+    "version` is slower. `the other` is the version in FOLDER."
+)
+
 
 def measured(what, ranks):
     """Seconds, of the launch in the environment of this Python."""
@@ -64,7 +71,7 @@ def main():
     table = ["| what | ranks | pairs | this version, s | the other, s | median difference within pairs |"]
     table += ["|---|---|---|---|---|---|"]
     table += [row(what, args.ranks, args.pairs, sides) for what in args.only]
-    publish("versions", "\n".join(table), write=args.write)
+    publish("versions", "\n".join([*table, "", NOTES]), write=args.write)
 
 
 if __name__ == "__main__":
