@@ -284,9 +284,10 @@ def _sockets() -> dict[int, str]:
 
 
 def _act_on(fd: int, name: str, act: Callable[[socket.socket], T]) -> T | None:
-    """Return the result of `act` for the socket `fd`, or None if the descriptor is another file now.
+    """Return the result of `act` for the socket that the descriptor `fd` had when its name in /proc was `name`.
 
-    `name` was its name in /proc. None is returned also if the system refuses.
+    Return None if that socket has been closed since, also if the number stands for another file now, or if `act` raises
+    OSError.
     """
     try:
         copy = os.dup(fd)  # gloo's own threads may close it at any moment

@@ -220,7 +220,7 @@ class Membership:
 
     @classmethod
     def sole_user(cls, world: World) -> "Membership | None":
-        """Return the membership behind `world`, or None if another training uses it or its ranks cannot `rejoin`."""
+        """Return the membership behind `world`, or None if its ranks cannot `rejoin` or several trainings use it."""
         kept = cls._kept
         same = kept is not None and world.control is not None and kept.world.control is world.control
         return kept if kept is not None and same and kept.can_rejoin else None

@@ -226,9 +226,9 @@ def _hint(name: str) -> str:
 
 
 def _print_error(error: LaunchError) -> None:
-    """Print an error on stderr.
+    """Print an error on stderr after `launch: `.
 
-    An error about a place in a spec has no prefix, so that editors find `file:line:col:` at the start of the line.
+    An error about a place in a spec has no such prefix, so that editors find `file:line:col:` at the start of the line.
     """
     from launcher.cli.terminal import is_place, safe  # late: only for an error
 

@@ -53,16 +53,17 @@ class Gathering:
 
     @property
     def _awaits_spares(self) -> bool:
-        """Return whether spares are awaited before the first generation too: their disks may have the newest
-        checkpoint, or they have to replace a node that is unfit.
+        """Return whether the first generation waits for spares as well as for the plan's nodes: their disks may have
+        the newest checkpoint, or they have to replace a node that is unfit.
         """
         stand_in = bool(self._nodes.unfit) and len(self._nodes.usable) < self._plan.nodes_max
         return self._plan.disks_apart or stand_in
 
     @property
     def _awaits(self) -> bool:
-        """Return whether the first generation still waits for a node: for one of the plan's nodes that is missing and
-        not unfit or, with `_awaits_spares`, for one that has not connected or is not ready.
+        """Return whether the first generation still waits for a node. It waits for each of the plan's nodes, spares
+        aside, that is not usable yet and was not found unfit; with `_awaits_spares`, also for any node that has not
+        connected or is not ready.
         """
         nodes = self._nodes
         if len(nodes.missing) > len(nodes.unfit & nodes.missing):

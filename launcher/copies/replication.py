@@ -342,8 +342,8 @@ class Replication:
         raise NotBrought(f"{file.name} of {get.save}: {problem}")
 
     async def _report_damaged(self, server: ReplicaAddress, get: Get) -> None:
-        """Ask the server to check its copy of a file that arrived damaged, so that the copy is not offered again. Do
-        nothing if the server cannot be reached.
+        """Ask the server to check its copy of the file that was requested by `get` and arrived damaged, so that a
+        damaged copy is not offered again. Do nothing if the server cannot be reached.
         """
         with suppress(WireError):  # files of an unreachable node do not count
             async with self._reach(server) as link:

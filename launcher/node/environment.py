@@ -37,8 +37,8 @@ def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables in `environ` that ranks may inherit: all but those for which a rank gets the launcher's own
-    value, or none.
+    """Return the variables in `environ` that ranks may inherit. Left out are those that the launcher sets for each rank
+    itself, and those that would mislead a rank, such as SLURM_PROCID or PMI_RANK.
     """
     return {name: value for name, value in environ.items() if not misleads(name)}
 

@@ -261,8 +261,9 @@ class NodeAgent:
         await self._begin(message.start, group.continue_in_place(message, self._preparation.starter, keep, waiting))
 
     async def _begin(self, start: messages.Start, begins: Coroutine[Any, Any, tuple[int, ...]]) -> None:
-        """Await `begins`, which starts the ranks and returns their pids, and send Started; if the ranks cannot be
-        started, send the fault.
+        """Await `begins`, which starts the ranks and returns their pids, and send the coordinator the message Started.
+        If the ranks cannot be started because the disk fails, or memory, processes or descriptors are used up, send it
+        a Fault instead; raise any other OSError.
         """
         node = self._home.node.index
         try:
@@ -358,7 +359,8 @@ class NodeAgent:
         """Send the end of a rank to the coordinator.
 
         After the node's last rank, if the plan has the last checkpoint copied before the run ends, start a task that
-        waits for these copies and then sends Settled.
+        waits for these copies and then reports to the coordinator, with the message Settled, that they are done or
+        given up.
         """
         self._line.send_reliably(exited)
         if self._home.plan.copies_last and self._group is not None and self._group.over:

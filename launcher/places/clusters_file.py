@@ -85,8 +85,8 @@ def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
 
 
 def entry(name: str, file: Path | None = None) -> ClusterEntry:
-    """Return the cluster named `name`, with the hosts that its command prints now; `file` is the clusters file, None
-    for the one that `clusters_file` returns.
+    """Return the cluster named `name`; if the file names a command that lists its hosts, with the hosts that it prints
+    now. `file` is the clusters file, None for the one that `clusters_file` returns.
 
     Raise BadInput, with a list of the clusters, if none has this name, and LaunchError if the command fails.
     """

@@ -99,8 +99,8 @@ class SshCommand:
         return SshProcess(self.argv(line), self.without, shared)
 
     def shared_by(self, socket: Path) -> tuple["SshCommand", "SshCommand"]:
-        """Return (the command that opens a connection for others at `socket`, the command that uses this
-        connection).
+        """Return two commands that share one connection to the host by ControlMaster: (the one that opens it and lets
+        others use it at the path `socket`, one that uses it).
         """
         flags = (*self.flags, "-S", str(socket).replace("%", "%%"))
         master = replace(self, options=("ControlMaster=yes", "ControlPersist=no", *self.options), flags=flags)

@@ -140,8 +140,8 @@ def create_record(path: Path, record: Any) -> None:
 
 
 def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
-    """Create a file below `root` for each record, by its path; leave files that exist as they are. Return the paths of
-    the created ones, which are durable on return.
+    """Create a file for each record in `records`, at the path that is its key; all paths are below the folder `root`.
+    Leave files that exist as they are. Return the paths of the created ones, which are durable on return.
     """
     made = list[Path]()
     patiently(lambda: _create(root, {path: one for path, one in records.items() if path not in made}, made))

@@ -32,7 +32,9 @@ def raise_fence(run: RunDir, attempt: int, *, fsync: bool = True) -> None:
 
 
 def check_fence(run: RunDir, attempt: int) -> None:
-    """Raise Fenced if an attempt newer than `attempt` exists, and Damaged if the file FENCE holds no number."""
+    """Raise Fenced if the file FENCE holds a higher number than `attempt`, and Damaged if it holds none. A run without
+    the file is not fenced.
+    """
     newest = fence(run)
     if newest > attempt:
         raise Fenced(f"attempt {attempt} of {run.path.name} is fenced: attempt {newest} took over")

@@ -167,7 +167,7 @@ def missing_of(graph: GraphDir) -> list[GraphStep]:
 
 
 def remove_finished_graphs() -> None:
-    """Remove each graph of this user whose steps were all submitted once and whose runs have all been removed."""
+    """Remove each graph of this user of which every step was submitted and no run is left, because all were removed."""
     for graph in known_graphs():
         if graph.complete.exists():
             remove_empty_graph(graph)

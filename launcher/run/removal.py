@@ -139,11 +139,11 @@ def remove_unused_code(roots: Collection[Path]) -> None:
 
 
 def _remove_unused(trees: Collection[Path], root: Path) -> None:
-    """Remove from the store of `root` trees of code that no run uses; each is renamed first, so that a submit that
-    starts later does not find it.
+    """Remove `trees`, trees of code that no run used when they were looked for, from the store of `root`. Each is
+    renamed first, so that a submit that starts later does not find it.
 
-    A tree is kept if a run's plan names it by then. All are kept while a submit is active in `root`, or if a plan
-    cannot be read: either may need one.
+    A tree is put back if after the renaming a run's plan names it. All are put back if a submit is active in `root` or
+    a plan cannot be read, because either may need one.
     """
     store = root / STORE
     aside = {tree: drafts.new_draft(store) for tree in trees}

@@ -54,7 +54,8 @@ def read_notes(log: Path) -> Iterator[tuple[int, float]]:
 
 
 def _offset_in_times(times: Path, offset: int) -> int:
-    """Return an offset in the file `times` that is before all of its lines about log bytes after `offset`.
+    """Return an offset in the file `times` from which on it has all its lines about log bytes after `offset`; some
+    earlier lines may follow it too.
 
     Each line of `times` tells how long the log was at a time. The search begins at the end of the file, so that a long
     one is not read from its beginning.

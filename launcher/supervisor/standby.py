@@ -111,8 +111,8 @@ class StandbySupervisor:
         self.close()
 
     def close(self) -> None:
-        """Close the pipes to the supervisor. It begins only if it was sent the message to, or if the records on disk
-        say so.
+        """Close the pipes to the supervisor. A supervisor that was not sent its message to begin then exits, unless the
+        records on disk say that it is to begin.
 
         If it was started as a child, wait for that child, which exits once the supervisor has detached itself.
         """
@@ -131,8 +131,9 @@ def _settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class SupervisorStarter(Protocol):
-    """A function that starts a supervisor by the command `argv`; it returns False if it could not, and the caller then
-    starts a child process.
+    """A function that starts a supervisor by the command `argv` for the run in `run_dir`, with the variables `env`. The
+    supervisor inherits the descriptors `fds`, and its errors go to the descriptor `stderr`. The function returns False
+    if it could not start it, and the caller then starts a child process.
     """
 
     def __call__(

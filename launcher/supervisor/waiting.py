@@ -132,8 +132,8 @@ def not_followed(index: int, error: LaunchError) -> Misfit:
 
 
 def record_queued(run: RunDir, attempt: AttemptDir, why: str) -> None:
-    """Record that the run waits and why, unless that reason is recorded already. Raise OSError if `state.json` cannot
-    be written.
+    """Record in `state.json` that the run waits and why, unless that reason is recorded already or the file does not
+    exist. Raise OSError if it cannot be written.
     """
     _write_state(run, attempt, State.QUEUED, why)
 

@@ -54,8 +54,8 @@ def set_aside(folder: Path) -> list[Path]:
 def read_manifest(entry: Entry, *, partial: bool = False) -> Manifest:
     """Return the manifest, checked against its own checksum, its folder's name, and the files' names and sizes.
 
-    With `partial`, files may be missing on this disk, as nodes without a shared disk write them. The bytes of the files
-    are not read. Raises CheckpointDamaged, or CheckpointPartial if files are missing.
+    The bytes of the files are not read. Raises CheckpointDamaged. If the nodes that wrote the checkpoint share no disk,
+    some of its files may be on other disks than this one: then CheckpointPartial is raised unless `partial` is set.
     """
     with _removal_reported(entry):
         with unreadable_is_damaged(entry.path / MANIFEST):

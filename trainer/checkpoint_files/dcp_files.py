@@ -25,7 +25,7 @@ def write_dcp(folder: Path, weights: Weights) -> None:
 
 
 class _FromHere:
-    """A view of a file from its current position on, as a file of its own, for zip archives in its middle."""
+    """A view of a file from its current position on as a file of its own, to write a zip archive into its middle."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._begin = file, file.tell()

@@ -269,6 +269,6 @@ def _cut(group: list[Chunk], dimension: int) -> list[list[Chunk]]:
 
 
 def _overlap(one: Chunk, other: Chunk) -> bool:
-    """Return whether two chunks of one part each have an element of their tensor in common."""
+    """Return whether two chunks have an element of their tensor in common; each is a single box of it (`count` 1)."""
     parts = zip(one.offsets, one.lengths, other.offsets, other.lengths, strict=True)
     return all(a < b + m and b < a + n for a, n, b, m in parts)

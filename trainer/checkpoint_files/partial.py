@@ -107,7 +107,7 @@ class SaveOnDisks:
 
 
 def order(held: Held) -> tuple[int, int, float, str]:
-    """Return the key by which saves are sorted, oldest first: by step, then attempt, then time."""
+    """Return the key by which saves are sorted, oldest first: (step, attempt, time, digest of the manifest)."""
     return held.step, held.attempt, held.saved_unix_s, held.digest
 
 

@@ -75,7 +75,10 @@ def _objects_of(root: object) -> Iterator[tuple[str, object]]:
 
 
 class Pace:
-    """Measures which share of the first steps' time is spent on the snapshots that continuing in place needs."""
+    """Measures which share of the first steps' time is spent on the snapshots that continuing in place needs.
+
+    It reports once if that is over 1 %, which is too much to continue in place without being asked to.
+    """
 
     def __init__(self) -> None:
         self._steps, self._began, self._spent = 0, 0.0, 0.0

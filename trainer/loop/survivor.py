@@ -184,10 +184,10 @@ class Survivor:
         loop.training.say(f"if a rank is killed, all ranks will reload {where}, without a restart")
 
     def save_rank_state(self, loop: Loop) -> None:
-        """Save in memory the state that only this rank has, such as its random generators, for the end of this step.
+        """Save in memory, as this step's, the state that only this rank has, such as its random generators.
 
-        The loop calls it after the last forward pass of each step. If the state does not fit in memory, that is
-        reported to launch, and no more steps are saved.
+        A process that replaces this rank continues from it. The loop calls this after the last forward pass of each
+        step. If the state does not fit in memory, that is reported to launch, and no more steps are saved.
         """
         self._save_rank_state(loop, loop.progress.step + 1)
 

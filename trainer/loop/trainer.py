@@ -483,9 +483,10 @@ class Trainer:
             yield loop
 
     def _cuts(self, world: World, data: TrainData | None) -> KeptCuts | None:
-        """Return the store of a pipeline's cut; None if there is no pipeline, or it is not cut by measured time.
+        """Return the object that finds and saves where a pipeline cuts the model into stages.
 
-        `data` has the samples to measure stages with; None: nothing is measured.
+        Return None if there is no pipeline, or it is not cut by measured time. `data` has the samples to measure the
+        parts of the model with; None: nothing is measured.
         """
         settings, loss = self.settings, self._loss
         if settings.pp_cut != BY_TIME or world.stages == 1:

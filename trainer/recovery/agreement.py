@@ -93,8 +93,9 @@ def agree(reports: Sequence[RankReport], ranks_per_node: int | None = None) -> A
 
 
 def _agree_resized(reports: Sequence[RankReport], ranks_per_node: int) -> Agreement | str:
-    """Return the agreement of ranks whose number has changed since the last step, or as text why there is none.
+    """Return from which step the ranks continue and which of them send what to which, or as text why they cannot.
 
+    The number of ranks has changed since the last step. `reports` are those of all present ranks, in their order.
     `ranks_per_node`, which has not changed, tells which rank keeps the copy of a lost rank's state.
     """
     before = {(one.old_place[1], one.start) for one in reports if one.old_place is not None}

@@ -77,7 +77,7 @@ class SavedCut:
 
     begins: list[str]  # names of parts
     seconds: tuple[float, ...] = ()  # empty: unknown
-    otherwise: float | None = None
+    otherwise: float | None = None  # None: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,8 @@ def _needs(work: Work, last: int) -> set[Work]:
 def bubble(schedule: str, ranks: int, micros: int) -> float:
     """Return the share of a step (0 to 1) in which ranks wait, the pipeline's bubble, if all stages are equally fast.
 
-    `schedule` is the schedule's name (such as `1f1b`), `micros` the number of micro-batches.
+    `schedule` is the schedule's name (such as `1f1b`), `ranks` the number of ranks that share one copy of the model by
+    stages, and `micros` the number of micro-batches.
     """
     rows = timetable(schedule, ranks, micros)
     return sum(work is None for row in rows for work in row) / sum(map(len, rows))

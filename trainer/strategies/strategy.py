@@ -183,7 +183,10 @@ class Strategy:
         return norm
 
     def skip_step(self) -> None:
-        """Drop the gradients without changing the weights; the loop calls it in place of `step`."""
+        """Drop the gradients without changing the weights.
+
+        It is called in place of `step` if the loss is a spike, and after a step of the user's own.
+        """
         self.skips.learned = False
         self._drop_gradients()
 

@@ -66,7 +66,8 @@ Plan = Mapping[str, "str | ParallelStyle"]
 def plan_for(module: nn.Module, given: Plan | None) -> Plan:
     """Return the user's plan (`given`), or else the model's `tp_plan`, as Hugging Face models have one.
 
-    Raises BadSettings if there is none.
+    A plan says how to divide the layers, by patterns of their names, such as {"blocks.*.up": "colwise"}. Raises
+    BadSettings if there is none.
     """
     own = getattr(module, "tp_plan", None)
     found = given or (own() if callable(own) else own)

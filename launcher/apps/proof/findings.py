@@ -40,7 +40,9 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """The first reported number that differs: at which step, of which metric and rank, and both values."""
+    """The first reported number that differs, by step, then rank: its step, metric and rank, and its value in both
+    runs.
+    """
 
     step: int
     rank: int

@@ -98,8 +98,9 @@ class ScalingModel(msgspec.Struct, frozen=True):
 
 
 class ScalingForecast(msgspec.Struct, frozen=True):
-    """The model's forecast for a number of ranks that was not measured. The speed-up is over the first of the numbers
-    of ranks to which the model was fitted; its range is from the 5th to the 95th percentile.
+    """A forecast for a number of ranks that was not measured, by the model of a step's time that was fitted to the
+    measurements. The speed-up is over the first of the measured numbers of ranks; its range is from the 5th to the 95th
+    percentile.
     """
 
     strategy: str

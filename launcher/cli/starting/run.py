@@ -151,8 +151,8 @@ class _Place:
 
 
 def _place(options: argparse.Namespace) -> _Place:
-    """Return the project whose code is frozen and the folder in which ranks start: those of the current directory, or
-    the project of the script and its top folder if the script belongs to another project.
+    """Return the project whose code is frozen and the folder in which ranks start: the project of the current directory
+    and that directory. If the script belongs to another project, both are that project's top folder.
     """
     from launcher.submission.project import (  # late: `launch run --help` would take as long as these
         marked_above,

@@ -140,9 +140,9 @@ class ZygoteLink:
         """Send the zygote its first message, the names of the modules to import, without waiting for the imports. To a
         standby, which has imported them, the message is the order to become the zygote.
 
-        `home` has this agent's environment, folder and log, for a zygote that another process started and that is to
-        use those of this agent from now on. If there are modules to import, the zygote gets a standby of its own, and
-        this method opens the connection to it.
+        `home` is for a zygote that was started before this agent: the environment, folder and log of this agent, which
+        the zygote is to use from now on. It is None for a zygote that this agent started. If there are modules to
+        import, the zygote gets a standby of its own, and this method opens the connection to it.
         """
         words: Order = {"op": "preload", "modules": list(modules)} | ({"home": home} if home is not None else {})
         if not modules or self._socket is None:

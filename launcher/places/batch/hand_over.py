@@ -80,7 +80,9 @@ class _FoundJob(msgspec.Struct, frozen=True):
 
 
 def _folder(handover: Handover) -> Path:
-    """Return the folder that the script names: the run's, or the one shared by an array's runs."""
+    """Return the folder that the job's script names as the one to work for: the run's or, for an array of several runs,
+    the one that they share.
+    """
     return handover.path if handover.intent.batch else handover.members[0][0].path
 
 

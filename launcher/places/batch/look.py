@@ -68,7 +68,10 @@ def answers_of(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> Answers:
     """Return the answer about each attempt, given its handle (None: not submitted) and the jobs that the scheduler
-    shows; None for an attempt that is still being submitted.
+    shows. For a job that is not shown, the accounting is asked.
+
+    An attempt without a job gets the answer that it is being submitted, or None if its submitter is alive on this
+    machine and reports that itself.
     """
     now, shown = time.time(), {job.id: job for job in jobs}
     asked = [

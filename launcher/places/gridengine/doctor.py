@@ -89,8 +89,9 @@ def usable(environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
 def pe_findings(environments: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
     """Yield one finding: the parallel environments that runs on several nodes can use or, if there is none, why not.
 
-    `environments` has each environment's settings by its name, as `qconf -sp` shows them. It can be used if it gives
-    each host a fixed number of slots (`allocation_rule`) and lets qrsh start programs there (`control_slaves`).
+    `environments` has each environment's settings by its name, as `qconf -sp` shows them. Runs can use an environment
+    if it gives each host a fixed number of slots (`allocation_rule`) and lets qrsh start programs there
+    (`control_slaves`).
     """
     fixed = [name for name, one in environments.items() if one.get("allocation_rule", "").isdigit()]
     hint = "ask for one with allocation_rule 1 and control_slaves TRUE; runs on one node need none"

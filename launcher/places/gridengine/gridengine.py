@@ -245,7 +245,8 @@ def options(
 
 def _slots_of_a_host(plan: Plan, rule: str | None) -> int:
     """Return how many slots the job gets on each host. `rule` is the allocation rule of its parallel environment: a
-    number, or all slots on one host, and then the job asks for one slot per core. None, without one, gives 1.
+    number of slots, or all slots on one host, in which case the job asks for one slot per core. Without a parallel
+    environment `rule` is None, and the host gives one slot.
     """
     return plan.ranks_per_node * plan.cpus_per_rank if rule == _ONE_HOST else int(rule or 1)
 

@@ -254,8 +254,8 @@ def phase_of(state: str, *, ended_by_hand: bool = False) -> Phase:
 
 
 def read_hosts(text: str, gpu: str = "ngpus") -> list[ExecHost]:
-    """Return the hosts in the output of `pbsnodes -a -F json`, in which one host may be several virtual nodes; `gpu` is
-    PBS's resource name for GPUs.
+    """Return the hosts in the output of `pbsnodes -a -F json`. The virtual nodes of one host are returned as one host
+    with the sums of their resources; `gpu` is PBS's resource name for GPUs.
     """
     told, found = read_json(CALLED, text).get("nodes", {}), dict[str, list[Mapping[str, Any]]]()
     for name, one in (told if isinstance(told, dict) else {}).items():

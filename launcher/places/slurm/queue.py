@@ -222,11 +222,11 @@ class SlurmSystem(BatchSystem):
         )
 
     def _avoidable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
-        """Return those of the nodes in `avoid` (the last lost is last) that the job can do without, because a job that
-        may not have as many nodes as it needs never starts.
+        """Return those of the nodes in `avoid` (the last lost is last) that the job may exclude and still has enough
+        nodes in its partition: a job with too few never starts.
 
-        If the partition would have too few nodes without all of them, those lost last are chosen. Return an empty list
-        if Slurm does not show its nodes.
+        If there are not enough without all of them, those lost last are excluded. Nodes that take no jobs of the
+        partition anyway are in the result too. Return an empty list if Slurm does not show its nodes.
         """
         if not avoid:
             return []

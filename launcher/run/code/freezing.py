@@ -131,8 +131,8 @@ def stored(run: RunDir, digest: str) -> Path:
 
 
 def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch: Watch, *, fsync: bool) -> Freezing:
-    """Copy the code into the store, if it is not there, and into the target unless it is None; with `fsync` the target
-    is durable on return.
+    """Copy the code into the store, if it is not there, and into the target unless it is None; return the code's digest
+    and how many bytes were hashed and stored. With `fsync` the target is durable on return.
 
     Only files that have changed since the store's index noted their hashes are hashed. `now_ns` is the current time,
     and the files are iterated through `watch`, which can report progress.

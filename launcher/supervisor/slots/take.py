@@ -108,11 +108,12 @@ class Slots:
         self._held, self._queued, self._taken = (), None, ()
 
     def contested(self) -> bool:
-        """Return whether an earlier run waits for the slots of this one, which should then release them.
+        """Return whether a run that goes before this one waits for its slots, so that this run should release them.
 
-        An earlier run counts if this process saw it wait within its own first minute in the queue. From 20 to 40
-        seconds after the slots were taken, any run counts that claims to be earlier: it may hold slots on another host,
-        and without this the two runs would wait for each other for ever.
+        A run that came earlier goes before it if this process saw that run wait within its own first minute in the
+        queue, and a run of the same user with a higher priority does at any time. Once this run has had its slots for a
+        while, a random time from 20 to 40 seconds, any run counts that claims to be earlier: it may hold slots on
+        another host, and without this the two runs would wait for each other for ever.
         """
         seen = occupancy()
         if self._before(seen):

@@ -102,11 +102,11 @@ class JobEndRequests:
         return False
 
     def _time_left_s(self) -> float:
-        """Return the seconds from a warning signal until ranks should save their state, so that they are done before
-        the time limit.
+        """Return the seconds from a warning signal until ranks should begin to save their state, so that they are done
+        before the job's time limit.
 
-        Return 0, which means at once, if the scheduler does not answer, or if the limit is more than two minutes
-        further away: then the signal announces a preemption.
+        Return 0, which means at once, if the scheduler does not answer, or if that moment is more than two minutes away
+        or the job has no time limit: then the signal announces a preemption.
         """
         try:
             jobs = self._queue.jobs([self._job], limit_s=ASK_S)

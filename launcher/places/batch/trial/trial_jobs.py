@@ -54,9 +54,10 @@ class TrialJobs:
         return job
 
     def on_each_node(self, program: str) -> str:
-        """Return a shell command that runs `program` on every node, with the node's name in $NODE.
+        """Return a shell command that runs `program`, itself a shell command, on every node, with the node's name in
+        $NODE.
 
-        Each line that the program prints has the task's number and `: ` in front.
+        Each line that the program prints comes out with the node's number in the job and `: ` in front.
         """
         return self.on_each.format(program=shlex.quote(program))
 

@@ -129,8 +129,8 @@ class Ballot:
         return self.voted[1] == node and self.voted[0] > self.voter.newest.attempt
 
     def comes_before(self, replica: Replica) -> bool:
-        """Return whether `replica`, a piece of a record, is of an attempt before the one for which this host has voted,
-        and from the host that got this vote.
+        """Return whether `replica`, a piece of a record, comes from the host that got this host's newest vote, and
+        belongs to an earlier attempt than the one voted for.
 
         The new leader sends such records, on how earlier attempts ended, before this host accepts its attempt. Return
         False once that attempt is accepted.

@@ -82,9 +82,9 @@ class LateMessages(Strategy):
 
 
 def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | None = None) -> None:
-    """Send the message `word` (`cancel`, or `end` with the records of the run's end) to the supervisors on the hosts in
-    `hosts`, again and again. Return once each has confirmed it, or has had so much time that a supervisor which is cut
-    off from the others must have given the run up by itself (`gives_up_s`).
+    """Send the message `word` (`cancel`, or `end` with the records of the run's end) again and again to the supervisors
+    on the hosts in `hosts`, until each has confirmed it or refuses connections for long. Give up after `gives_up_s`: by
+    then a supervisor that is cut off from the others has given the run up by itself.
 
     `patience` has the time limits; None means the usual ones. Do nothing if no attempt has begun on this host.
     """

@@ -253,7 +253,9 @@ def _logs(attempt: AttemptDir, most_bytes: int = _MOST_OF_LOGS) -> Iterator[tail
 
 
 def _with_files(found: Sequence[tails.Tail], answer: object) -> WithBytes:
-    """Return the answer to a request, with the pieces of files in `found` to send after it."""
+    """Return the answer to a request, and the contents of the pieces of files in `found`, which are sent as bytes after
+    it.
+    """
     return WithBytes(answer, sum(len(one.content) for one in found), [one.content for one in found])
 
 
@@ -281,8 +283,8 @@ def release_here(run: RunDir) -> None:
 def _cancel(run: RunDir) -> CancelReport:
     """End all processes of the run on this host, and return a report of what was ended.
 
-    The record that the attempt ended as cancelled is written, if there is none yet, by each host where they share no
-    disk, and else only by the host that leads the attempt.
+    Write also the record that the attempt ended as cancelled, if there is none yet. If the run's hosts share a disk,
+    only the host that leads the attempt writes it.
     """
     from launcher.places.local.cluster import end_here  # late: only to end a run
 

@@ -123,10 +123,11 @@ class Readiness:
         return ""
 
     def begin_late(self, attempt: int) -> None:
-        """Record that this host begins the attempt, because the leader reports that it has begun: its message to begin
-        was missed.
+        """Record that this host begins the attempt: the leader reports that the attempt has begun, and its message to
+        this host was missed.
 
-        Raise Fenced if this host had not prepared, as the run then continues without it.
+        Raise Fenced if this host had not prepared (promised to keep its slots), because the run then continues without
+        it.
         """
         with self._lock:
             if not self.prepared:
@@ -228,8 +229,9 @@ class SupervisorState:
 
     @property
     def role_names(self) -> tuple[str, ...]:
-        """Return the names of the run folders in `plan.roles`: one for each role beside the main one, or one for each
-        rank of such a role if its ranks restart alone.
+        """Return the names of the run's side roles, those beside its main one, each of which is also the name of the
+        role's folder. If the ranks of a role restart alone, each of them has a folder, and its name is returned
+        instead.
         """
         return tuple(Path(one.run_dir).name for one in self.plan.roles)
 

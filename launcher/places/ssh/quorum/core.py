@@ -184,7 +184,9 @@ class Voter:
         return replace(self, voted=(asked.attempt, asked.candidate))
 
     def is_as_new(self, records: Records, mine: Records) -> bool:
-        """Return whether `records`, those of a candidate, contain everything in `mine`, those of this host."""
+        """Return whether a candidate's records, described by `records` (newest attempt, length and digest of the
+        history), contain everything in this host's, described by `mine`.
+        """
         return records.as_new_as(mine)
 
     def carries(self, others: Collection[Host]) -> bool:

@@ -127,7 +127,8 @@ def _mirrored(found: FoundRun) -> Path | None:
 
 
 def _make(found: FoundRun, host: str, attempt: int, submitted: Submitted) -> None:
-    """Create a mirror with its first contents: the spec, the plan, and the addresses of the hosts.
+    """Create the folder by which this machine mirrors a run that another machine submitted, with its first contents:
+    the spec, the plan, and the addresses of the hosts.
 
     `host` has reported `submitted` (the spec and the hosts), and that the run's newest attempt is number `attempt`.
     """

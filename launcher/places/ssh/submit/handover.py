@@ -199,8 +199,8 @@ class PoolHandover:
         return Place(found.host, self._agent, answers(self._pythons)[found.host.name], found.facts.workdir, address)
 
     def _opening(self, plan: Plan, intent: Intent, node: NodePlan, found: Surveyed) -> tuple[Open, list[bytes]]:
-        """Return (the message Open for the host of `node`, the contents of the records that follow it). `found` has the
-        facts about this host.
+        """Return (the message Open for the host of `node`, the contents of the run's records that follow it). `intent`
+        says why and by which process the attempt was opened, and `found` has the facts about this host.
         """
         paths = [path for name in _CARRIED if (path := self._run.path / name).exists()]
         records = [Tail(path.name, 0, path.read_bytes()) for path in paths]
