@@ -365,7 +365,9 @@ class Run:
     pardon = include_nodes  # as it was called in 0.1
 
     def nodes_of_ranks(self) -> dict[int, int]:
-        """Return the node of each active rank. Raise Refused if none is active."""
+        """Return the node's index for each rank that is starting or running, by the rank's number. Raise Refused if
+        there is none.
+        """
         status = self.status()
         state = readable(RunDir(self.path).state, RunState)
         ranks = state.ranks if state is not None and not status.state.ended else ()
@@ -503,7 +505,9 @@ def fetch_predictions(one: Run, output: str | Path) -> None:
 
 
 def release(one: Run) -> None:
-    """Release a held run (`queue.hold`); raise Refused if it is not held."""
+    """Let a run start that waits because its spec has `queue.hold`; raise Refused if its spec has not, or if it has
+    ended.
+    """
     run, status = RunDir(one.path), one.status()
     attempt = newest(run)
     place = _place_of(attempt)

@@ -207,7 +207,9 @@ class Aftermath:
         self.finish(State.FAILED, None, Exit.FENCED, self._attempt.fenced)
 
     def end_to_restart(self) -> None:
-        """End the attempt because the run's supervisor starts the next attempt; this is no failure."""
+        """End the attempt because all hosts or roles are to start again together, as was requested: the run's
+        supervisor starts the next attempt. This is no failure and counts as no restart.
+        """
         self.finish(State.QUEUED, None, Exit.OK, f"a new attempt follows: {verdict.STOPS[verdict.RESTART]}")
 
     def end_cancelled(self) -> None:

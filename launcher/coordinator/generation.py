@@ -301,7 +301,7 @@ class Generation:
 
     def silent(self, mono: float, limit_s: float) -> list[Rank]:
         """Return the live ranks that have reported before but not for `limit_s` seconds, the likeliest culprit first:
-        frozen ranks, then those at the lowest step.
+        frozen ranks (stopped by a signal), then those at the lowest step.
         """
         found = [rank for rank in self.ranks if rank.live and rank.reported and mono - rank.active_at > limit_s]
         return sorted(found, key=_culprit_key)

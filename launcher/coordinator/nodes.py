@@ -275,8 +275,8 @@ class NodeTable:
         return [self[index] for index, end in ends.items() if end <= mono]
 
     def _lease_end(self, node: KnownNode) -> float:
-        """Return when the lease of the node's stale agent ends if it has one, else that of its agent; infinity if
-        neither has a lease.
+        """Return when the lease of the node's stale agent ends (a previous one that had ranks and may still run) if it
+        has one, else that of its agent; infinity if neither has a lease.
         """
         if node.stale_agent is not None:
             return node.stale_until

@@ -123,8 +123,9 @@ class Copier:
             await asyncio.wait([self._working])
 
     async def _work(self, node: int, start: Start, target: ReplicaAddress, before: "asyncio.Task[None] | None") -> None:
-        """Copy the checkpoints of steps to the next node, which `target` names, for ever, each once it is committed.
-        Begin after the task `before`, which an earlier generation left, has ended.
+        """Copy each checkpoint to the next node, whose server is `target`, once it is committed, for ever; after it,
+        copy the best checkpoint if that is another than before. Begin after the task `before`, which an earlier
+        generation left, has ended.
 
         `node` is the number of this node, and `start` has the ranks whose files are copied.
         """

@@ -144,10 +144,10 @@ def answer(asked: dict[str, Any]) -> MachineFacts | OpenDoors | Measured:
 
 
 def look(folders: Sequence[str], user: str = "", *, torch: bool = False) -> MachineFacts:
-    """Return the facts about this machine and these folders.
+    """Return the facts about this machine (its cores, shared memory, limit of open files and clock) and the folders.
 
-    `user` is the user whose processes may be ended at logout ("": not asked); `torch` adds the facts about this
-    interpreter's torch.
+    With a user name in `user`, check also whether that user's processes are ended at logout; with `torch`, add the
+    facts about this interpreter's torch.
     """
     return MachineFacts(
         len(os.sched_getaffinity(0)),

@@ -68,7 +68,7 @@ class Prober:
         self.port = await self._listener.start(self._address)
 
     async def close(self) -> None:
-        """Stop listening for other nodes."""
+        """Stop listening for other nodes and close their connections, which ends the measurements that they make."""
         await self._listener.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 

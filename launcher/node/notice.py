@@ -40,7 +40,7 @@ class HostNotice:
             asyncio.get_running_loop().add_signal_handler(number, self._take_signal)
 
     def _take_signal(self) -> None:
-        """Record that the signal was received."""
+        """Record that the signal was received; from now on `look` returns this as the notice."""
         self._signalled = f"its agent got SIG{self._notice.signal}"
 
     async def look(self) -> str:

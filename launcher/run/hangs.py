@@ -145,7 +145,8 @@ class RankLook(msgspec.Struct, frozen=True):
 
     `state` is the kernel's letter; `busy` (processors used) and `moved_bytes` are for the time of the observation;
     `answered` is False if stacks and groups could not be asked for, and `problem` says why. `native` is the C stack,
-    `nccl` the report of NCCL's RAS, `idle_s` the time since the rank last showed activity.
+    `nccl` the report of NCCL's RAS on all ranks, which only one of them gets, and `idle_s` the time since the rank last
+    showed activity.
     """
 
     rank: _Rank
@@ -159,7 +160,7 @@ class RankLook(msgspec.Struct, frozen=True):
     stack: Frames = ()  # of the main thread, the innermost frame first
     threads: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # of all other threads
     native: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_FRAMES)] = ()  # or one line: why there is none
-    nccl: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # NCCL's RAS report, one rank
+    nccl: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # NCCL's RAS report
     gpus_busy: Annotated[tuple[_Percent, ...], msgspec.Meta(max_length=1000)] = ()  # of each GPU on which it has memory
     problem: _Line = ""  # why something of this is missing
     step: _Number | None = None

@@ -110,10 +110,10 @@ def _where(problem: Problem, file: str) -> str:
 
 
 def _near_miss(problem: Problem, elsewhere: Callable[[str], str]) -> str:
-    """Return a hint for an unknown word: the known word most like it, else what `elsewhere` returns, else a list of the
-    known words.
+    """Return a hint for an unknown word: the known word most like it, else what `elsewhere` returns for the word, else
+    a list of the known words.
 
-    Return "" if the problem has no word.
+    Return "" if the problem is not about a word, or the word is very long.
     """
     if problem.word is None or len(problem.word) > _LONGEST_WORD:
         return ""

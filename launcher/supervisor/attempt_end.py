@@ -358,7 +358,7 @@ def _final_state(
 
 
 def first_state(plan: Plan, attempt: int) -> RunState:
-    """Return the state of an attempt before its coordinator has written any."""
+    """Return the state to record for an attempt whose coordinator has not written any yet: STARTING, without ranks."""
     return RunState(
         run=plan.run_id,
         name=plan.name,

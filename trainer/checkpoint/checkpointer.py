@@ -359,7 +359,7 @@ class Checkpointer:
         return token
 
     def _is_finite_on_disk(self, step: int) -> bool | None:
-        """Return whether the weights in this step's checkpoint are finite; None if there is no readable one."""
+        """Return whether this step's weights are finite by its checkpoint's manifest; None if none can be read."""
         try:
             return catalog.read_manifest(self._entry(step)).finite if step in catalog.steps(self.folder) else None
         except (CheckpointDamaged, OSError):

@@ -144,7 +144,7 @@ def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor
 def _add_shared(contents: Contents, value: Any, *, brings_shared: bool) -> None:
     """Add the state `value`, which is the same for all ranks, as a JSON document.
 
-    The rank with `brings_shared` adds all of it; the other ranks add only their parts of the sharded tensors in it.
+    The one rank with `brings_shared` adds all of it; the others add only their shards of the sharded tensors in it.
     Raises TrainerError for values that cannot be saved.
     """
     if brings_shared:

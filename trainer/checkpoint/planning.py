@@ -83,7 +83,7 @@ def make_plan(tensors: dict[str, Tensor], save_group: SaveGroup) -> WritePlan:
 
 
 def decode(decided: bytes) -> dict[str, TensorEntry]:
-    """Return the decision that `decide` made on rank 0, decoded from its bytes: the entry of each tensor by name."""
+    """Decode what `decide` has decided on the first rank: by tensor name, its entry, which says where its parts are."""
     return _DECODER.decode(decided)
 
 

@@ -483,10 +483,11 @@ class Saver:
         return manifest.nonce, frozenset(file.name for file in manifest.files), manifest.saved_unix_s
 
     def keep_best(self, step: int, info: Mapping[str, Value]) -> None:
-        """Make a committed checkpoint the best and remove the previous one; all ranks call it.
+        """Keep the committed checkpoint of `step` as the best, and remove the previous best; all ranks call it.
 
-        `info` is added to its manifest. Raises Fenced, OSError or CheckpointDamaged; if it failed on another node's
-        disk, OSError.
+        The best is a second folder, of hard links or copies, to whose manifest `info` is added; the checkpoint itself
+        stays as it is. Raises Fenced if newer processes of the run own the folder, OSError, also for another node's
+        disk, or CheckpointDamaged.
         """
         directory, older, problem = self._directory, list[Path](), None
         if self._save_group.separate_disks:

@@ -75,7 +75,10 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def is_finite(staged: memoryview, part: Part) -> bool:
-    """Return whether all numbers of a part in the staging buffer are finite."""
+    """Return whether all numbers of a part (a box of a tensor, in the staging buffer `staged`) are finite.
+
+    Integers and numbers of one byte, such as float8, are not examined: the answer is True.
+    """
     if not (part.dtype.is_floating_point or part.dtype.is_complex) or part.dtype.itemsize == 1 or not part.size:
         return True  # integers are; some one-byte types have no infinities
     numbers = torch.frombuffer(staged, dtype=torch.uint8, count=part.size, offset=part.at).view(part.dtype)

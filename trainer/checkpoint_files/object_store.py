@@ -67,10 +67,11 @@ def package_problem(url: str) -> tuple[str, str] | None:
 
 
 class ObjectStore:
-    """The saves below one address, each in a folder named by `save_name`.
+    """The saves below the address `url`, each in a folder named by its step and its random name (nonce).
 
-    All methods wait for the network and raise StoreFailed. `clean` removes secrets from the store's error messages.
-    Credentials come from the environment, as the store's own package reads it.
+    Methods wait for the network, and raise StoreFailed in place of any error of the store's package. `clean` is a
+    function that removes secrets from the text of such an error. Credentials come from the environment, as the store's
+    own package reads it.
     """
 
     def __init__(self, url: str, clean: Callable[[str], str] = str) -> None:
@@ -169,7 +170,7 @@ class ObjectStore:
                 self._fs.rm(path, recursive=True)
 
     def bring(self, held: Held, folder: Path) -> None:
-        """Download a save into a local folder of checkpoints and compare every byte.
+        """Download the save `held` into a local folder of checkpoints, and compare checksums with its manifest.
 
         Files of this save that are in the local folder are not downloaded again. Raises CheckpointDamaged if a file in
         the store is missing or differs from the manifest, and OSError if the disk or the network fails, or if the

@@ -174,7 +174,11 @@ class LoaderBatches:
         return step
 
     def _next_batches(self, epoch: int, done: int) -> list[Any]:
-        """Return up to `accumulate` batches from the iterator, read with generators seeded for `epoch` and `done`."""
+        """Return this rank's next batches: as many as a step accumulates, or fewer at the end of an epoch.
+
+        While they are read, the random generators are seeded by `epoch` and `done`, the number of samples of it that
+        were read before.
+        """
         with IsolatedDraws():
             self._seed_for(_READING, epoch, done)
             # Not `or`: an iterator of a DataLoader has a length, which it may not know.

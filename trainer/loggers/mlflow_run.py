@@ -73,7 +73,10 @@ class MlflowRun:
             client.log_batch(self._run_id, params=params[:_PARAMETERS_AT_ONCE])
 
     def _find(self, client: Any) -> Any:
-        """Return the run: the one that the logger was given, else the one with this training's tag, else a new one."""
+        """Return the MLflow run: that of the id given to the logger, else the one tagged with this training's id.
+
+        If there is none, which is so when a training first starts, make one.
+        """
         if self._run_id is not None:
             return client.get_run(self._run_id)
         found = client.get_experiment_by_name(self._experiment)
@@ -118,7 +121,7 @@ def name_for_mlflow(name: str) -> str:
     """Return `name` as MLflow accepts it for a metric.
 
     Characters other than letters, digits, spaces and `_.-:/` become `_`. Parts between slashes that are empty, `.` or
-    `..` are left out, and a long name is cut.
+    `..` are left out, and a long name is cut. Two names may become one, under which MLflow then has both metrics.
     """
     parts = [part for part in _STRANGE.sub("_", name).split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:_LONGEST_NAME]

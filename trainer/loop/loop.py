@@ -236,7 +236,10 @@ class Loop:
         self.phases.lap("backward")
 
     def _through_stages(self, piped: Piped, batch: Batch) -> None:
-        """Run a micro-batch's passes, interleaved over the pipeline's stages, and add its loss to those of the step."""
+        """Run a micro-batch's forward and backward passes, interleaved over the pipeline's stages.
+
+        Its loss is added to those of the step, if this step's losses are needed for a log line or to find spikes.
+        """
         data = self.place(batch.data)
         self.phases.lap("copy")
         answer = piped.train(self.loss, data, batch, self.count, known=self.gathers)

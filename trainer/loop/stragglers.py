@@ -47,7 +47,7 @@ class Stragglers:
     """Finds a rank for which all others wait, from one line of metrics after the other.
 
     A rank is slow in a line if its own work takes over `factor` times as long as the median rank's, and longer by over
-    5 % of a step.
+    5 % of a step. `take` reports a rank, only once, when it was slow in five lines in a row.
     """
 
     def __init__(self, factor: float) -> None:

@@ -368,11 +368,11 @@ class Survivor:
         return (self.active or self.arriving) and (not self.snapshots.updating or self.loads)
 
     def arrive(self, loop: Loop) -> int | None:
-        """Bring this rank to the step from which the training continues; all ranks call it after `rejoin`.
+        """Bring this rank to the step from which the training continues; all ranks call it once reconnected.
 
         Returns that step. Returns None if all ranks have to load a checkpoint or snapshot, which the caller then does.
-        An error about another lost rank, or one that says already that ranks cannot continue, is raised as it is; any
-        other becomes a DistBackendError that says so.
+        Raises an error about another lost rank as it is, so that ranks can reconnect once more. Raises any other as a
+        DistBackendError, upon which launch restarts the ranks in new processes.
         """
         try:
             if self.loads and not self._may_have_replica(loop):

@@ -53,7 +53,11 @@ class Copies:
                 self._send(data[_FRAME_BYTES:], holder)
 
     def finish(self) -> None:
-        """Wait until both transfers are done. Raises RuntimeError if the other rank is gone."""
+        """Wait until the two transfers that `exchange` began are done.
+
+        This rank's state has then been sent to its holder, and that of the rank whose copies it keeps is in `kept`.
+        Raises RuntimeError if one of these two ranks is gone.
+        """
         if self._coming is not None:
             work, frame = self._coming
             work.wait()

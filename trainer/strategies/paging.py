@@ -79,9 +79,10 @@ class _Paging(TorchDispatchMode):
         self._digest = xxhash.xxh3_128()  # of all that the model has in the end
 
     def register(self, parameter: nn.Parameter) -> None:
-        """Begin to manage a parameter's memory, and reduce all others to rows.
+        """Begin to manage a parameter's memory, and reduce those registered before to this rank's rows.
 
-        Small parameters, and those that are not on the CPU, are left whole.
+        The new one stays whole until another is registered or used. Small parameters, and those that are not on the
+        CPU, are not managed and stay whole.
         """
         storage = parameter.untyped_storage()
         fits = parameter.is_contiguous() and storage.nbytes() == parameter.nbytes >= _SMALLEST_BYTES

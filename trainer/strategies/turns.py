@@ -47,9 +47,10 @@ class Turns:
         self.number, self._weight, self.ends_step = number, weight, ends_step
 
     def backward(self, loss: Tensor, name: str = "", *, retain_graph: bool = False) -> None:
-        """Add gradients of `loss`, the mean over the batch, to the parameters of the optimizer `name` and no others.
+        """Add gradients of `loss`, a mean over the micro-batch, to the parameters of the optimizer `name` only.
 
-        `retain_graph` is that of torch.autograd.backward. Raises TrainerError for an unknown name.
+        They are weighted so that they add up to those of the mean over the whole step. `retain_graph` is that of
+        torch.autograd.backward. Raises TrainerError for an unknown name.
         """
         wanted = [one for one in parameters_in(self._optimizer(name)) if one.requires_grad]
         scaler, weighted = self.strategy.scaler, loss * self._weight

@@ -167,8 +167,8 @@ class Survey:
 
 
 def _named() -> "tuple[dict[str, ClusterEntry], str]":
-    """Return (this machine and the clusters of the clusters file by name, "" or the error if that file cannot be
-    read).
+    """Return (all clusters by name, ""): this machine as `local`, the batch systems whose commands are installed here,
+    and those of the clusters file. If that file cannot be read, return (this machine alone, the error).
     """
     from launcher.places.clusters_file import ClusterEntry, named_clusters  # late: it reads YAML
 

@@ -199,7 +199,7 @@ class ServingWorker:
 
 
 class WorkerPool:
-    """The server's view of a process that has loaded one checkpoint and forks workers."""
+    """The server's handle of a process that loads one checkpoint and forks workers on request."""
 
     def __init__(self, end: socket.socket) -> None:
         self.ended = asyncio.Event()

@@ -100,7 +100,7 @@ class Door:
         asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def close(self) -> None:
-        """Stop accepting connections."""
+        """Stop accepting connections and close the listening socket; connections that were accepted stay open."""
         if self._reopening is not None:
             self._reopening.cancel()
         if self._listening.fileno() >= 0:

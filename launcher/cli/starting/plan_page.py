@@ -39,8 +39,8 @@ def plan_page(plan: Plan, code: CodeList, preview: Preview | None = None) -> lis
 
 
 def _role(plan: Plan) -> tuple[str, ...]:
-    """Return the table row of a role other than the main one, given the plan of the role, or of a single rank of it if
-    each restarts alone.
+    """Return the table row (name, command, nodes and ranks, GPUs) of a role other than the main one. `plan` is that of
+    the role or, if each of its ranks restarts alone, that of one rank, which gets a row of its own.
     """
     name = posixpath.basename(plan.run_dir)
     ranks = figures.count(plan.ranks_per_node * plan.nodes_max, "rank")

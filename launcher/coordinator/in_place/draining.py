@@ -97,7 +97,9 @@ class Drainer:
         self._attempt.nodes.settle(node)
 
     def _drain_failing(self) -> None:
-        """Drain each node with a failing device, once the other nodes are as many as the plan needs."""
+        """Drain each node with a failing device, once the other nodes with ranks and the spares are as many as the plan
+        needs; until then its ranks stay, and a later call tries again.
+        """
         for node in [self._attempt.nodes[index] for index in sorted(self._failing)]:
             if not node.failing:
                 self._failing.discard(node.index)
@@ -257,9 +259,10 @@ class Drainer:
         return "" if nodes.usable else "no spare is ready"
 
     def _begin(self, move: Move) -> bool:
-        """Begin to move the ranks of the node `move.node` to `move.to`, or to any spare if that is None. Return False
-        and move nothing if they cannot be stopped now, because they cannot continue in place and too few other nodes
-        would remain.
+        """Begin to move the ranks of the node `move.node` to `move.to`, or to any spare if that is None.
+
+        If the other ranks cannot stay in their processes meanwhile, or would have to repeat steps, all ranks save, exit
+        and are started anew. Return False and move nothing if too few nodes would remain for that without this one.
         """
         node, to = self._attempt.nodes[move.node], move.to
         node.moves = True

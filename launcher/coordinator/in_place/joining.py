@@ -22,7 +22,9 @@ from launcher.wire.messages import Exited, Heartbeat, Started, Stop, ToCoordinat
 
 
 class Joiner:
-    """The part of the coordinator that starts ranks on additional nodes and adds them to the next generation."""
+    """The part of the coordinator that starts ranks on additional nodes. Once these wait to join, it opens a generation
+    of them and the running ranks, which stay in their processes.
+    """
 
     def __init__(self, attempt: Attempt, in_place: HotOpener) -> None:
         self._attempt = attempt

@@ -219,8 +219,10 @@ def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
 
 
 def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes], kind: Kind) -> None:
-    """Write the file `name` of a checkpoint of this kind into the folder, with the bytes that `pieces` yields; raise
-    CheckpointDamaged if they do not match the manifest. Another checkpoint with the same folder name is set aside.
+    """Write the file `name` of a checkpoint of this kind into the folder of checkpoints, with the bytes that `pieces`
+    yields; raise CheckpointDamaged if they do not match the manifest.
+
+    Another checkpoint of the same step and kind that is there is renamed first, so that it is no longer loaded.
     """
     save = Save(kind, decode(manifest).step, digest_of(manifest))  # a damaged one leaves no folder behind
     make_dir(folder)

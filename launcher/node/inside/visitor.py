@@ -43,7 +43,7 @@ class VisitorConnection:
         return bool(self._lines)
 
     def send(self, message: FromHost) -> None:
-        """Send a message to the visitor."""
+        """Send a message to the visitor, waiting while it reads nothing; raise OSError if it has disconnected."""
         write_all(self._sink, encoded(message))
 
     def _read(self) -> None:

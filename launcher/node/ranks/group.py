@@ -244,8 +244,8 @@ class RankGroup:
         self._metrics.add(self.start.first_rank + local, step, values)
 
     def _environment(self, rank: _Rank) -> dict[str, str]:
-        """Return the variables that a rank gets beyond those of all its node's ranks, such as RANK and the path of its
-        FIFO.
+        """Return the variables that a rank gets beyond those of all its node's ranks, such as RANK and the path of the
+        named pipe through which it reports its progress.
         """
         fifo = self._home.attempt.progress(self._home.node.index, rank.local)
         environment = rank_environment(self.start, rank.local, str(fifo), str(self._error_file(rank)))
@@ -337,7 +337,7 @@ class RankGroup:
         return await asyncio.to_thread(times_of, self._subjects())
 
     def _subjects(self) -> list[Subject]:
-        """Return the live ranks as subjects to be inspected."""
+        """Return what is needed to inspect each live rank, such as its pid, its named pipe and its newest step."""
         now, node = self._clock.now(), self._home.node.index
         return [
             Subject(

@@ -96,7 +96,9 @@ class Preparation:
 
     @property
     def done(self) -> bool:
-        """Return whether setup is complete and ranks can be forked at once."""
+        """Return whether the node is prepared, so that ranks can start at once; False also while its devices are
+        checked again after a failure.
+        """
         return self._settled.is_set()
 
     @property
@@ -189,8 +191,8 @@ class Preparation:
         await self._settled.wait()
 
     async def stay_warm(self, rest_s: float = _REST_S) -> None:
-        """Replace each zygote that dies, so that the next start of ranks finds the imports done; return only once the
-        node has no zygote.
+        """Replace each zygote that dies, so that the next start of ranks finds the imports done. Return only if the
+        node has no zygote, because none was asked for or none could be started.
 
         If zygotes die again and again, one is started every `rest_s` seconds at most, because imports take processor
         time from ranks.

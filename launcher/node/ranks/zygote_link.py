@@ -170,7 +170,7 @@ class ZygoteLink:
         ended.
 
         Raise ForkRefused, or ZygoteGone if the zygote has ended. If the caller is cancelled, the rank is forked all the
-        same.
+        same, and `tell` is called at its end; `settle` waits for the fork.
         """
         if self.gone.is_set():
             raise ZygoteGone("the zygote is gone")

@@ -175,8 +175,8 @@ def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> Clu
 
 
 def _answer_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterAnswer:
-    """Return the answer about one job. Its text is the scheduler's about the job, but empty for a running job, because
-    it would hide what the run itself reports.
+    """Return the answer about one job. Its text is the scheduler's about the job, or that the job is suspended. It is
+    empty for any other running job, because it would hide what the run itself reports.
     """
     text = "" if job.phase is Phase.RUNNING else job.text
     if job.suspended:

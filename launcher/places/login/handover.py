@@ -58,8 +58,9 @@ def hand_over(handover: Handover) -> None:
 
 
 def finish(handover: Handover) -> None:
-    """Send attempts whose submitter has died before the login node answered; an attempt that can never start gets its
-    end record. Do nothing if another process is sending them, or if each has a handle or an end.
+    """Send attempts whose submitter has died before the login node answered; if that node has not started them and
+    never will, record their end. Do nothing if another process is sending them, or if each has a handle (the record
+    that it was started) or an end.
 
     Raise Unreachable if the login node does not answer: it may have started the attempts, so none is given up before it
     has told whether it did.

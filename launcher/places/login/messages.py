@@ -226,8 +226,11 @@ class LogNews(msgspec.Struct, frozen=True):
 
 
 class AskOutputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """A request for what was added to the text files that the run's ranks wrote into their folder of code, beyond the
-    sizes in `known`; without sizes a new list of such files is made. → LogNews
+    """A request for the parts of text files that the asking side lacks: those which the run's ranks wrote beside their
+    code. → LogNews
+
+    Ask with an empty `known` first, then with the sizes received, until no more is left: the first request lists the
+    files, and later ones of the series use that list.
     """
 
     run: RunId

@@ -307,8 +307,8 @@ def _number(value: object) -> int | None:
 
 
 def _exit_code(status: int | None) -> int | None:
-    """Return the exit code in PBS's exit status, which is 128 + n if signal n ended the job. Return None if the job did
-    not start.
+    """Return a job's exit code as a shell gives it, 128 + n for signal n, from PBS's exit status, which is 256 + n
+    then. Return None if the status is unknown, or negative because the job did not start.
     """
     if status is None or status < 0:
         return None

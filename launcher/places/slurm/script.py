@@ -116,8 +116,8 @@ def _further(plan: Plan, submit_token: SubmitToken, chosen: Mapping[str, str | b
 
 
 def _start_conditions(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
-    """Return the sbatch options that delay the start (hold, begin, nice, dependency); the value None stands for an
-    option that is not used.
+    """Return the sbatch options that delay the start (hold, begin, nice, dependency), by name: True is a flag, and None
+    an option that is not used. `dependency` is the value of --dependency, such as `afterok:123`, or "".
     """
     queue, at = plan.spec.queue, plan.starts_at
     return {

@@ -245,10 +245,10 @@ def _option(key: Scalar, value: Node) -> list[str]:
 
 def option_words(key: Scalar, value: Node) -> list[Scalar]:
     """Return the words of a command line, as scalars, for one entry of a mapping of options: `lr: 0.1` becomes
-    `--lr 0.1`, and a list becomes several words after the option.
+    `--lr 0.1`, `true` the option alone, `false` nothing, and a list several words after the option.
 
     Raise Wrong if the key is no option's name, or the value neither a scalar nor a list; only that of `mesh` may be a
-    mapping.
+    mapping, which becomes one word such as `pp=2,dp=2`.
     """
     if not re.fullmatch(_OPTION, key.text):
         raise wrong(key, "expected the name of an option, without white space and =")

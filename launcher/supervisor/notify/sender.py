@@ -237,8 +237,8 @@ def _first_role(run: RunDir, number: int) -> str:
 
 
 def _glance_of(role: RunDir) -> Glance:
-    """Return the records of a role by which notifications are chosen: its events, its state, and the end of its newest
-    attempt. They are in the role's own folder.
+    """Return the records by which the notifications about a role, one program of a run of several, are chosen: its
+    events, its state, and the end of its newest attempt. `role` is the role's own folder.
     """
     last = newest(role)
     end = readable(last.end, AttemptEnd) if last is not None else None

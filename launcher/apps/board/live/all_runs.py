@@ -214,9 +214,10 @@ class AllRuns:
 
     def _read_due(self, due: Sequence[api.Run]) -> list[_Looked]:
         """Read the status of each run in `due` from this disk, and return it with the run; start to query the cluster
-        of each run whose records here are not enough.
+        of each run whose state only its cluster can tell.
 
-        Such a run is shown as this disk has it, until its cluster has answered.
+        Such a run is returned, with the state on this disk, only if it has no row yet; else its row stays as it is
+        until its cluster has answered.
         """
         found = list[_Looked]()
         for one in due:

@@ -102,12 +102,12 @@ class NextJob:
                 return self._again_or_anew(attempt, end, lost=bool(lost or unfit))
 
     def _fate_once_put_back(self, attempt: AttemptDir, fate: Fate) -> Fate:
-        """Wait, after the loss of a node, until the scheduler has requeued the job by itself or the job ends, and
-        return which: what the scheduler last did with the job. A requeued job is first in the queue, a new one last.
+        """Wait, after the loss of a node, for the scheduler to requeue or end the job by itself, and return what it
+        last said about the job. The wait is worth it because a requeued job is first in the queue, a new one last.
 
-        The wait ends after the time that the batch system gives for a requeue, and soon after a request to stop or a
-        cancel; the result is still RUNS if the scheduler does not find the node lost. Return `fate`, its present
-        answer, at once if it never requeues this job by itself.
+        It ends after the time within which the batch system requeues such jobs, and soon after a request to stop or
+        cancel the run; the result is then RUNS or UNKNOWN as before. `fate` is the scheduler's present answer, which
+        is returned at once if it is another than these two, or if the system never requeues this job by itself.
         """
         within_s = self._queue.puts_back_within_s(self._plan, self._job)
         if within_s is None:

@@ -166,9 +166,10 @@ def is_missed(supervisor: SupervisorState) -> bool:
 
 def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:
     """Return the agent that the earlier supervisor of this host left running in the newest attempt that this host
-    knows, ready to be adopted.
+    knows, so that this supervisor can watch it from now on.
 
-    Return None if there is none, or if the agent coordinates an attempt that this host does not lead any more.
+    Return None if there is none, if the run has ended, or if the agent coordinates an attempt of which this host is not
+    the leader any more.
     """
     if not _enter_newest(supervisor):
         return None

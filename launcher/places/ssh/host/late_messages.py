@@ -107,8 +107,8 @@ def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | N
 
 
 def gives_up_s(recovery: Recovery) -> float:
-    """Return the seconds for which a supervisor that has lost the others may wait for them, before it gives the run up
-    by itself.
+    """Return the most seconds for which a supervisor that has lost the others waits for them, before it gives the run
+    up by itself: the lease, six times `recovery.wait`, and a minute to be sure.
     """
     return recovery.lease_s + (GIVE_UP_WAITS + 1) * recovery.wait_s + _SURE_S
 

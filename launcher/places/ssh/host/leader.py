@@ -226,8 +226,9 @@ class Leader:
         return end
 
     def _copies(self) -> dict[str, HistoryCopies]:
-        """Return the objects that tell coordinators how much of their history is copied, one for each coordinator that
-        runs, by the name of its history in messages between supervisors.
+        """Return an object for each coordinator that runs, in which this supervisor sets how many bytes of the
+        coordinator's history, its file of events, half of the voters have. The keys are the histories' names in
+        messages between supervisors.
         """
         found = {name: agent.copies() for name, agent in [*self._histories.items()]}
         return {name: copies for name, copies in found.items() if copies is not None}
@@ -458,12 +459,13 @@ def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None
 
 
 def ranks_end(supervisor: SupervisorState, took: Collection[int], *, leads: bool) -> float:
-    """Return the time, in seconds since this host's boot, from which no ranks of this attempt run on hosts that have
-    not accepted the next one: now if these hosts are known to have ended their ranks, else a lease from now.
+    """Return the time, in seconds since this host's boot, from which no ranks of the present attempt run on hosts that
+    have not accepted the next one: now if these hosts are known to have ended their ranks, else a lease from now.
 
-    Return 0.0 if the attempt has not begun or the hosts share a disk: nothing has to be waited for then. `took` has the
-    numbers of the hosts that accepted the next attempt. `leads` says that this host leads this attempt; a leader that
-    was replaced has ended its own ranks before another was elected.
+    That is known of this host, and of those that the coordinator's last record has as lost or without ranks. It is
+    known of the present leader if that is another host (`leads` is False), because it ended its ranks before the next
+    one was elected. `took` has the numbers of the hosts that have accepted the next attempt. Return 0.0, so that
+    nothing is waited for, if the present attempt has not begun or the hosts share a disk.
     """
     if not (supervisor.ready.began and supervisor.plan.disks_apart):
         return 0.0

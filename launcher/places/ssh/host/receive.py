@@ -89,7 +89,9 @@ class AttemptReceiver:
         return decoder_of(Opened).decode(self._supervisor.report())
 
     def pass_on(self, word: Supervisors | GoAhead) -> None:
-        """Send the message to the supervisor that was started; raise LaunchError if none was."""
+        """Send the message to the supervisor that was started: the addresses of all supervisors of the run
+        (Supervisors), or that it is to begin (GoAhead). Raise LaunchError if none was started.
+        """
         if self._supervisor is None:
             raise LaunchError("there is no supervisor that could be told")
         self._supervisor.send(encoded(word))

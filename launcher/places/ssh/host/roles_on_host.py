@@ -65,8 +65,8 @@ class RolesOnHost:
                 self._let_leave(name, here)
 
     def _start(self, name: str, plan: Plan, attempt: AttemptDir) -> None:
-        """Start this host's agents of a role's attempt; `name` is that of the role's run folder, `plan` the role's
-        plan.
+        """Start this host's agents of a role's attempt, which see only the GPUs that the host has for the run; raise
+        OSError if one cannot be started. `name` is that of the role's run folder, `plan` the role's plan.
         """
         ready = self._supervisor.ready
         agents = self._supervisor.here.role_agents(ready.gpus, ready.fds, None, plan, attempt)

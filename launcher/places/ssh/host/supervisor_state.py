@@ -104,7 +104,9 @@ class Readiness:
             raise SlotsLost(f"{self._host} has left its slots to another run: {self.waits_for}")
 
     def prepare(self) -> str:
-        """Begin to keep the slots until the leader sends Commit; return why this host cannot, or ""."""
+        """Keep the slots from now on, until the leader's message Commit says whether all hosts begin. Return "", or why
+        this host cannot: it has no slots.
+        """
         if self.gpus is None:
             return "it has not what it needs"
         self.prepared = True

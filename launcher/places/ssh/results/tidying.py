@@ -75,9 +75,9 @@ def _most_first(answer: Answer) -> int:
 
 
 def _ask(hosts: Hosts, remove: bool, client: HostClient) -> Tidied:
-    """Ask one host how many bytes it keeps of its runs in `hosts`.
+    """Ask one host how many bytes its runs in `hosts`, and frozen code that no other run needs, take on its disk.
 
-    With `remove`, it then deletes those runs that have no process on it, and frozen code that no other run needs.
+    With `remove`, the host deletes both after counting, except runs that have processes on it, which the answer names.
     """
     _, runs = hosts[client.place.host.name]
     return client.ask(Tidy(client.place.workdir, tuple(runs), remove), Tidied, limit_s=_LONG_S)

@@ -42,10 +42,11 @@ def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
 
 
 def leaders_of(plan: Plan) -> set[str] | None:
-    """Return the hosts that see all runs which the plan follows, so that one of them must be its first host.
+    """Return the hosts that see the files of all runs for whose end the plan's run waits, so that one of them must be
+    its first host.
 
-    Return None if any host will do: the plan follows no run, or none that is on hosts of the pool. The set is empty if
-    no host sees all of them. It is the same once the wait is over, because those runs left their files there.
+    Return None if any host will do: the run waits for none, or for none that is on hosts of the pool. The set is empty
+    if no host sees all of them. The result does not change when those runs end, because their files stay there.
     """
     first = readable(RunDir(Path(plan.run_dir)).plan, Plan)
     awaited = plan.awaited or (first.awaited if first is not None else ())

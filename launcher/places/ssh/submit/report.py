@@ -117,7 +117,8 @@ def ask_report(run: RunDir, client: HostClient) -> HostReport:
 def _asked(run: RunDir, client: HostClient, events_from: int) -> tuple[RunReport, tails.Tail, list[tails.Tail]]:
     """Ask a host about the run; return (its report, its events from byte `events_from` on, the ends of its logs).
 
-    Raise LaunchError if it sends any other file.
+    The logs are those of the run's newest attempt there. Raise LaunchError if the host sends a file that is neither
+    the events nor a log, or if it does not answer.
     """
     question = AskReport(run.id, client.place.workdir, events_from)
     head, told = client.ask_with_files(
