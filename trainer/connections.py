@@ -149,8 +149,8 @@ class Connections:
     def cut_on(self, fd: int, leave: Callable[[], None] = lambda: None) -> "ConnectionCutter":
         """Start and return a thread that cuts all connections once the descriptor `fd` is readable.
 
-        It repeats that until it is closed, for connections made meanwhile, and calls `leave` after each cut, so that
-        the caller can end work of its own.
+        Until its `close` is called, the thread cuts again and again, for connections made meanwhile. It calls `leave`
+        after each cut, so that the caller can end work of its own.
         """
         caller = threading.get_ident(), threading.get_native_id()
         return ConnectionCutter(partial(self._cut_on, leave=leave, caller=caller), self._clear_given_up, fd)

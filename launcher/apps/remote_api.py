@@ -380,9 +380,9 @@ def _outputs(request: AskOutputs) -> LogNews:
 
 
 def _list_outputs(run: RunDir, plan: Plan) -> None:
-    """Store the names of the run's output files that are text, in this process, for the next requests. Output files are
-    those that ranks wrote beside their code; if `run.outputs` in the plan's spec has patterns, only those that match
-    one.
+    """Store the names of the run's output files that are text in `_listed`, for later requests to this process. Output
+    files are those that ranks wrote beside their code; if `run.outputs` in the plan's spec has patterns, only those
+    that match one.
     """
     names = outputs.written(run.code, outputs.frozen_names(run, plan), plan.spec.run.outputs)
     _listed.pop(run.id, None)

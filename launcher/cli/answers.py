@@ -50,9 +50,10 @@ def list_of(kind: Any) -> Any:
 
 
 def schema_of(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a command's output: of one document, or of one line if it prints a document per line.
+    """Return the JSON Schema of a command's output: of its only document, or of each line if it prints one document per
+    line.
 
-    `answers` has a type for each form of output, by a text that says when it is printed.
+    `answers` maps a text that says when a form of output is printed, or "", to the type of that form.
     """
     schemas, types = msgspec.json.schema_components([*answers.values()], ref_template="#/$defs/{name}")
     each = [{"description": when, **one} if when else one for when, one in zip(answers, schemas, strict=True)]

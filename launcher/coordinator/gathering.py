@@ -17,7 +17,10 @@ GIVE_UP_WAITS = 5  # after that many times `recovery.wait`, nodes that never cam
 
 
 class Gathering:
-    """A wait for enough nodes to open a generation, at the start of an attempt or after a failure."""
+    """A wait for enough nodes to open a generation, at the start of an attempt (`first`) or after a failure.
+
+    It begins at `mono`; no generation is opened before `open_at`.
+    """
 
     def __init__(self, plan: Plan, nodes: NodeTable, mono: float, open_at: float, *, first: bool) -> None:
         self._plan = plan
@@ -118,7 +121,11 @@ class Gathering:
         return Verdict(Cause.LAUNCHER_FAULT, f"{text}; node {faulty.index}: {faulty.fault}", node=faulty.index)
 
     def waiting_text(self, mono: float) -> str:
-        """Return the text that shows what the run waits for, and for how long it has waited."""
+        """Return the text that shows what the run waits for: how many nodes are ready, what the first node that is not
+        ready does and for how long, and which nodes are about to go or cannot be used.
+
+        A run on one node gets only the second of these, if the node is being prepared.
+        """
         waits = [node for node in self._nodes if node.preparing and node.hopeful]
         doing = [f"{node.preparing}, {mono - node.preparing_since:.0f} s" for node in waits[:1]]
         if doing and self._plan.nodes_max == 1 and not self._nodes.unfit:

@@ -245,8 +245,8 @@ class Generation:
             self._copied_of = {newer: by for newer, by in self._copied_of.items() if newer > step}
 
     def settle(self, node: int, problem: str = "") -> None:
-        """Record that none of the node's checkpoint files waits for a copy; `problem` says why some could not be
-        copied, or is "".
+        """Record that the node's ranks have ended and that none of its checkpoint files waits for a copy on another
+        node any more; `problem` says why some could not be copied, or is "".
         """
         if node in self._of_node and node not in self._settled:
             self._settled.add(node)

@@ -126,8 +126,8 @@ def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, i
 
 
 def as_explained(history: Sequence[Event]) -> list[Event]:
-    """Return the events with the final cause of each failure; the cause of an attempt's last failure may be found
-    later.
+    """Return all events of `history`, each failure with its final cause: if a later event explains the last failure of
+    an attempt, that failure gets the cause in this event, in place of the one that it was recorded with.
     """
     causes = {event.attempt: event.cause for event in history if event.kind == EXPLAINED}
     last = {event.attempt: index for index, event in enumerate(history) if event.kind == "failure"}

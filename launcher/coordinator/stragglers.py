@@ -90,12 +90,13 @@ def clock_of(message: messages.Entered, sent_at: float, received_at: float) -> N
 
 
 def last_rank(times: Times, clocks: Mapping[int, NodeClock]) -> LastRank | None:
-    """Return the rank that makes the others of a process group wait most, or None unless they wait at least twice as
-    long for it as for any other rank, often, and longer than the nodes' clocks can be wrong. If several groups have
-    such a rank, return the one that costs its group most.
+    """Return the rank that makes the others of a process group wait most, or None if no rank clearly does. If several
+    groups have such a rank, return the one that costs its group the largest share of the time.
 
-    `times` has, for each pair of a rank and its node, when the rank entered its newest collectives by the node's clock,
-    and `clocks` the clock of each node.
+    The others have to wait for it at least twice as long in all as for any other rank, 5 % of the time, in three or
+    more collectives of at least ten, and each time longer than the nodes' clocks can be wrong. `times` has, for each
+    pair of a rank and its node, when the rank entered its newest collectives by the node's clock, and `clocks` the
+    clock of each node.
     """
     members = dict[tuple[str, tuple[int, ...]], dict[tuple[int, int], GroupTimes]]()
     for rank, groups in times.items():

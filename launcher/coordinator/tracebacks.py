@@ -170,7 +170,9 @@ def last_exception(tail: Sequence[str]) -> ExceptionReport | None:
 
 
 def _last_raised(tail: Sequence[str]) -> ExceptionReport | None:
-    """Return the last exception in the end of a log with its place, or None if it has none."""
+    """Return the last exception that the lines `tail`, the end of a log, show, and where in the code it was raised if
+    they tell it; None if they show no exception.
+    """
     lines = [_RANK.sub("", line) for line in tail]
     for number in range(len(lines) - 1, -1, -1):
         if thrown := _TERMINATED.match(lines[number]):

@@ -305,8 +305,11 @@ class Watch:
         return not (attempt.leaving or attempt.lost) and attempt.current.may_be_stopped
 
     def _act_on_unexplained_failure(self) -> None:
-        """Act on a failure that no agent has explained within the time limit, as by its apparent cause. If ranks failed
-        as they do when the cluster stops the whole job, continue in place if possible; else close the generation.
+        """Close the generation after a failure that no agent has explained within the time limit; its cause is then the
+        one found so far, by the ranks' exits or by a lost node.
+
+        If ranks failed as they do when the cluster stops the whole job, but no stop was reported, continue in place
+        instead if that is possible.
         """
         attempt, killed = self._attempt, self._may_be_stopping
         attempt.blame_at = inf

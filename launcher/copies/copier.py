@@ -175,9 +175,9 @@ class Copier:
     ) -> _Result:
         """Copy the files `names` of the checkpoint `save` from this node, `node`, to `target`.
 
-        Return COPIED, GONE if the files no longer exist or are damaged here, or FAILED after `give_up_s` of Patience.
-        A failure is tried again until then, but at the end of the generation not if a newer checkpoint waits; then it
-        is recorded by `_record_failure`.
+        A copy that fails is tried again until `give_up_s` of Patience is over, or only until a newer checkpoint waits
+        if the generation is ending. The failure is then recorded by `_record_failure`. Return COPIED, FAILED, or GONE
+        if the files no longer exist here or are damaged here.
         """
         until = time.monotonic() + self._patience.give_up_s
         name, refused = "", False

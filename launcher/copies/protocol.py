@@ -113,8 +113,8 @@ class Decide(msgspec.Struct, frozen=True, tag="decide", tag_field="t"):
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", tag_field="t"):
-    """A report to the first member that node `node` has all files that its ranks load; the answer comes once all
-    members have theirs.
+    """A report to the first member of a generation (the node of rank 0) that node `node` has all files that its ranks
+    load. The answer, a Fine, comes once all members have reported that, so all can begin to load together.
     """
 
     generation: int

@@ -246,10 +246,10 @@ class _Work:
         return self._rules.every_s is None or held.saved_unix_s - newest.saved_unix_s >= self._rules.every_s
 
     def _upload(self, store: ObjectStore, manifest: Manifest, *, ends: bool) -> None:
-        """Upload this node's files of the checkpoint with this manifest; on the first node return only once all other
-        files are in the store as well, so that the caller can complete the upload with the manifest.
+        """Upload those files of the checkpoint with this manifest that this node has to upload. The first node returns
+        only once the other nodes' files are in the store as well, so that the caller can upload the manifest, last.
 
-        Raise _Superseded if the run ends during that wait, unless `ends` says that it has ended before.
+        Raise _Superseded if the run ends during that wait; with `ends` the run had ended before, and it goes on.
         """
         folder = save_name(manifest)
         files = [file for file in manifest.files if self._mine is None or file.name in self._mine]

@@ -119,7 +119,9 @@ def _is_telling(ending: Ending) -> bool:
 
 
 def _how(ending: Ending, doing: str) -> str:
-    """Return as text how the checking program ended while it worked on the part `doing`."""
+    """Return as text how the checking program ended while it worked on the part `doing` of the check ("": before the
+    first part).
+    """
     if ending.signal is not None:
         return f"its process was ended by {signal_name(ending.signal)}"
     if ending.code is not None:

@@ -47,7 +47,8 @@ class Member:
         return self.session.name
 
     def open(self, token: str) -> None:
-        """Have the machine listen for the others, which prove that they have `token`, and set `ports`.
+        """Have the machine listen for the others, which have to prove that they have `token`, and store in `ports` the
+        two ports on which it listens.
 
         No error is raised: if it cannot listen, the reason is in `closed`; if it does not answer, it is in `lost`.
         """

@@ -68,8 +68,8 @@ def hosts_asked(plan: Plan) -> int:
 
 
 class HostShare(NamedTuple):
-    """The number of CPU cores and GPUs and the memory that a run needs on each host of a group; `memory_gb` is None if
-    the spec names none.
+    """The number of CPU cores and GPUs and the memory that a run needs on one host; `memory_gb` is None if the spec
+    names no memory.
     """
 
     cpus: int

@@ -48,7 +48,9 @@ def unset_secrets(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> l
 
 
 def is_set(secret: Secret, folder: Path, environ: Mapping[str, str]) -> bool:
-    """Return whether the secret has a value; a file's path is relative to `folder`."""
+    """Return whether the secret has a value: whether its file, relative to `folder`, can be read or, if it has no file,
+    whether `environ` has its variable.
+    """
     return secret.name in environ if secret.file is None else os.access(_path(secret.file, folder), os.R_OK)
 
 

@@ -210,8 +210,9 @@ class _Wire:
 
 
 class _Packets(Packetizer):
-    """A packetizer without paramiko's own timers: for the handshake, whose thread would outlive a failure, and for
-    keepalives, which depend on the wall clock. `on_quiet` is called, in place of the latter, while nothing is received.
+    """A packetizer without paramiko's two timers: that of the handshake, whose thread would outlive a failed handshake,
+    and that of keepalives, which depends on the wall clock. In place of keepalives, `on_quiet` is called again and
+    again while nothing is received.
     """
 
     on_quiet: Callable[[], None] | None = None

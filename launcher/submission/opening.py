@@ -186,7 +186,9 @@ def _demands(wish: Request) -> tuple[object, ...]:
 def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
     """Create the runs of one job by one rename each, then submit the job to the cluster; return ids and folders.
 
-    `choose` is called with these before anything is written. If the cluster refuses the job, the runs are deleted.
+    `choose` is called with the ids and folders before anything is written, so that the caller can record them. If the
+    job was certainly not submitted, as when the cluster refuses it, the runs are deleted; after any other error they
+    stay, and the error names them.
     """
     root = registry.runs_root(Path(group[0].project.path), create=True)
     drafts.remove_orphans(root)  # of submitters that were killed

@@ -260,8 +260,9 @@ def _recipients_now(run: RunDir, spec: JobSpec, before: Plan) -> Notifying | Non
 
 
 def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: bool) -> ProjectCode:
-    """Return the code of the next attempt: the run's own frozen code or, with `renew`, the project's present code, for
-    the interpreter `python`. Raise Refused if the project's folder is not on this machine.
+    """Return the code of the next attempt: the run's own frozen code or, with `renew`, the present code of the project
+    from which the run was submitted, as the interpreter `python` would import it. Raise Refused if that project's
+    folder is needed and is not on this machine.
     """
     if not renew:
         return ProjectCode(list_frozen(run.code), before.own_folders, ())

@@ -249,9 +249,10 @@ def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
 
 
 def _are_going_on(awaited: Sequence[AwaitedRun], keys: Sequence[str]) -> bool:
-    """Return whether none of the awaited runs has ended.
+    """Return whether none of the awaited runs that `keys` select has ended.
 
-    `keys` select those that count: `queue.after.0` is the first of `awaited`, `queue.after` stands for all.
+    The key `queue.after.0` selects the first of `awaited`, and so on; `queue.after` selects all. If none is selected,
+    return True.
     """
     return all(
         ended_as(one) is None for index, one in enumerate(awaited) if {f"queue.after.{index}", "queue.after"} & {*keys}

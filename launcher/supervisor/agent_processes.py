@@ -121,8 +121,8 @@ class AgentProcess:
         return self.pid
 
     def _started(self, environment: Mapping[str, str], log: int, fds: Sequence[int]) -> int:
-        """Start the process and return its pid. If the field `place` has a live prepared child, that child becomes the
-        process instead of a new one.
+        """Start the process and return its pid. If the field `place` has a child process that was prepared for this and
+        still lives, that child becomes the process instead of a new one; `place` is None afterwards.
 
         `log` is the descriptor for its output, `fds` are further descriptors that it inherits.
         """

@@ -313,10 +313,10 @@ def write_failure(
 
 
 def announce_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
-    """Append an event that says how the run is about to end, and return `end`.
+    """Append an event to the run's history that says how the run is about to end, and return `end`, the end record.
+    In a pool of hosts the caller writes that only after half of the voters have copied the event.
 
-    The other hosts of a pool get the event before the end record is written, so that one that takes over in between
-    ends the run in the same way. Raise OSError if the event cannot be written.
+    So a host that takes over in between ends the run in the same way. Raise OSError if the event cannot be written.
     """
     text = f"about to end: {end.message or end.state}"
     append_line(run.events, Event(time.time(), attempt.number, "ending", text, cause=end.cause, end=end))

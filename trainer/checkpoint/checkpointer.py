@@ -159,9 +159,10 @@ class Checkpointer:
     def continue_from(self, step: int) -> None:
         """Continue from `step`, whose state other ranks have provided, instead of calling `load`.
 
-        Usually nothing is communicated: the checkpoint folder is claimed in the next `save` or in `after_step` of the
-        next step, whichever comes first. If snapshots in memory are on, the folder is claimed here: all ranks wait for
-        each other, and Fenced or SaveFailed may be raised.
+        Usually nothing is communicated. The checkpoint folder has to be claimed, so that earlier processes of the run
+        cannot write there any more; that is done in the next `save` or in `after_step` of the next step, whichever
+        comes first. If snapshots in memory are on, it is done here: all ranks wait for each other, and Fenced, if newer
+        processes have the folder, or SaveFailed may be raised.
         """
         self._at = self._continued_at = step
         self._saved_at = self._remembered_at = self._now()

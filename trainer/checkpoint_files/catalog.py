@@ -26,9 +26,9 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Return all committed checkpoints in `folder`, oldest first, then the best ones.
+    """Return all committed checkpoints in `folder`: first those to resume from, then those of the best model.
 
-    The list is empty if the folder does not exist.
+    Both are in order of their steps, the oldest first. The list is empty if the folder does not exist.
     """
     found = []
     for name in names_in(folder):

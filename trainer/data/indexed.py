@@ -63,10 +63,10 @@ class Indexed:
         return state
 
     def count_done(self, done: int) -> int:
-        """Return how many samples of the epoch are over once `done` were used.
+        """Return at which sample of the epoch to continue once its first `done` samples, over all ranks, were used.
 
-        With `drop_last` all are over, the length of the epoch, if fewer than a step's samples are left; otherwise it is
-        `done`.
+        That is `done`, but with `drop_last` the length of the epoch, so that it is over, if fewer samples are left than
+        one step needs.
         """
         least = self._sharing.batch_size if self._drop_last else 1
         return self._length if self._length - done < least else done

@@ -113,10 +113,11 @@ class LoaderBatches:
         return {"loader": {**kept, "state": of_rank["state"]} if is_of_all_ranks(of_rank["state"]) else kept}
 
     def load_state_dict(self, state: Mapping[str, Any], epoch: int, done: int) -> int:
-        """Restore a position after `done` samples of `epoch`; return `done`, or 0 if the epoch has to begin again.
+        """Restore the position after `done` samples of `epoch` from `state`; return at which sample to continue.
 
-        It has to if the loader saved no position of its own, which is logged. Raises BadSettings if the number of ranks
-        has changed in the middle of an epoch.
+        That is `done`; or 0, and a warning is logged, if the loader saved no position, so that the epoch has to begin
+        again. Raises BadSettings if the number of ranks has changed in the middle of an epoch and the loader's position
+        is only that of one rank.
         """
         self._items = self._step = None
         saved = state["loader"]

@@ -147,11 +147,11 @@ class Sharded:
         return {**self._reader_numbers(), "readers": readers, "turn": after.turn, "ended": sorted(after.ended)}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> Turns | None:
-        """Return the positions from plain values that the method `saved` returned.
+        """Return the readers' positions from the plain values that the method `saved` returned.
 
-        None means to begin the epoch again: no readers' positions were saved, or those of other numbers of ranks or
-        workers. Raises BadSettings if such numbers differ in the middle of an epoch (`done`, the samples that are over,
-        is not 0) and the stream has a position of its own.
+        Returns None, to begin the epoch again, if no positions were saved, or if the training had another number of
+        ranks or workers then, or this rank another number. Raises BadSettings instead if that is so in the middle of an
+        epoch (`done`, the number of samples that are over, is not 0) and the stream can save its position.
         """
         if saved is None:
             return None

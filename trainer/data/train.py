@@ -220,7 +220,7 @@ def _refuse_arguments(dataset: Any) -> None:
 
 
 def _warn_of_lost_place(dataset: Any, rank: int) -> None:
-    """Warn on rank 0 of a stream that cannot save its position."""
+    """Log a warning, on rank 0 only, if `dataset` is a stream that cannot save its position."""
     if rank == 0 and not keeps_its_place(dataset):
         log.warning(
             "data: %s has no state_dict() and load_state_dict(): a resumed run reads its stream from the beginning of "

@@ -52,8 +52,8 @@ class KeptCuts:
     def kept(self) -> list[SavedCut]:
         """Return the saved cuts, the same on all ranks: first those in checkpoints, newest first, then those in files.
 
-        All ranks call it: each reads the newest checkpoint and the file on its own disk. Raises TrainerError if a file
-        is damaged.
+        All ranks call it: each reads the newest checkpoint and the file on its own disk. A cut in a checkpoint has
+        measured times only if a file has the same cut. Raises TrainerError if a file is damaged.
         """
         cuts_of_ranks = gathered((self._cut_of_checkpoint(), self._cut_in_file()), self._world)
         checkpoints = sorted((one for one, _ in cuts_of_ranks if one is not None), key=lambda one: -one[0])

@@ -118,7 +118,10 @@ def _agree_resized(reports: Sequence[RankReport], ranks_per_node: int) -> Agreem
 
 
 def _newest(reports: Sequence[RankReport]) -> Agreement | str:
-    """Return the agreement on the newest step of which every shard is on some rank, or as text why there is none."""
+    """Return the agreement on the newest step of which every shard, or the whole model, is on some rank.
+
+    Returns as text why there is none. There is none either if a rank with a whole model is more than one step behind.
+    """
     parts: list[Mapping[int | None, Sequence[int]]] = [
         {one.shard: () if one.step is None else (one.step,)} for one in reports
     ]

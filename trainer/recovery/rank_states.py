@@ -35,17 +35,16 @@ class GeneratorStates(msgspec.Struct, frozen=True, array_like=True):
 class RankState(msgspec.Struct, frozen=True, array_like=True):
     """The state after a step that only this rank has: generators, buffers and losses.
 
-    `names` and `losses` are set in a step that is logged: sum and count of each loss for each micro-batch. `buffers`
-    are the model's, on the rank whose buffers all use. `others` are the losses of ranks that took part in the step and
-    are gone. `resized`: the set of ranks changed during the step, so all seed their generators again after it.
+    `names` and `losses` are set only in a step that is logged, and `others` and `resized` only if the training went on
+    from this step with another number of ranks.
     """
 
     step: int
     drawn: GeneratorStates  # of the random generators, after the step
     names: tuple[str, ...] = ()  # of its losses, in a step that is logged
     losses: list[float] = []  # flat: for each micro-batch, for each of `names` in order, its sum and its count
-    buffers: bytes = b""  # of the model, on the rank that all others follow in them
-    others: list[list[float]] = []  # the losses of ranks that took part in the step and are no more
+    buffers: bytes = b""  # of the model; on rank 0, whose buffers all ranks use, or on every rank of a sharded model
+    others: list[list[float]] = []  # the losses, each like `losses`, of ranks that took part in the step and are gone
     resized: bool = False  # the set of ranks changed during the step, so all seed their generators again after it
 
 
@@ -184,9 +183,9 @@ def _file(path: Path, slot: int) -> Path:
 
 
 def _read(path: Path) -> tuple[str, int, bytes] | None:
-    """Return (name of the start of all ranks whose rank wrote the file, step, encoded state) from a rank state file.
+    """Return (start, step, encoded state) from a rank state file; None if the file is missing or damaged.
 
-    Returns None if the file is missing or damaged.
+    The start is the name of that start of all ranks in which the file was written.
     """
     try:
         return _decoded(path.read_bytes())

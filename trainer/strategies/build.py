@@ -303,9 +303,9 @@ def _cut_into_stages(
 ) -> "Pipeline | None":
     """Cut the model into stages, or return None without pipeline parallelism.
 
-    `rows` has, by parameter name, the rows that this rank keeps of a model without data (on the meta device); None for
-    a model with data. `cuts` gives the cuts that were saved earlier and a sample to measure with; without it nothing is
-    measured.
+    `rows` is None unless the model's parameters are on the meta device, without values; then it has, by parameter name,
+    the values of the rows that this rank keeps of each. `cuts` gives the cuts that were saved earlier and a sample to
+    measure with; without it nothing is measured.
     """
     if world.stages == 1:
         return None

@@ -48,9 +48,9 @@ def parts_of(module: nn.Module) -> list[str]:
 
 
 def _of_sequence(prefix: str, module: nn.Module) -> Iterator[str]:
-    """Yield the names of the parts of a Sequential, with inner Sequentials replaced by their parts.
+    """Yield the names of the modules in `module`, a Sequential, with each inner Sequential replaced by its modules.
 
-    Each name begins with `prefix`: that of the Sequential in the model, and a dot.
+    Each name begins with `prefix`: "" for the whole model, else the Sequential's own name in the model and a dot.
     """
     for name, child in module.named_children():
         if type(child) is nn.Sequential:
@@ -60,9 +60,10 @@ def _of_sequence(prefix: str, module: nn.Module) -> Iterator[str]:
 
 
 def micro_batches(samples: int, stages: int, wanted: int | None) -> int:
-    """Return into how many equal parts to divide the samples: `wanted`, or else the next smaller divisor of `samples`.
+    """Return into how many equal micro-batches to divide a rank's batch of `samples` samples.
 
-    `wanted` None means four times the number of stages.
+    It is the greatest divisor of `samples` that is at most `wanted`, or at most four times the number of stages if
+    `wanted` is None.
     """
     most = min(samples, wanted or _PER_STAGE * stages)
     return next(count for count in range(most, 0, -1) if samples % count == 0)

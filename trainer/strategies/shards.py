@@ -148,9 +148,10 @@ class _Syncing:
 
 
 def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
-    """Return the device mesh of the dimensions pp, copy, shard and tp, without those of size 1.
+    """Return the device mesh of all ranks, with the dimensions pp, copy, shard and tp in this order.
 
-    They are pipeline stages, copies of the model under hsdp, shards, and ranks that divide layers.
+    Their sizes are the number of pipeline stages (pp), of copies of the model under hsdp (copy), of shards of the
+    parameters (shard), and of ranks that divide each layer (tp). A dimension of size 1 is left out, except shard.
     """
     size = shard_size(settings, world)
     sizes = {SHARDED: size}

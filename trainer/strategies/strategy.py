@@ -142,13 +142,13 @@ class Strategy:
     def step(
         self, factor: Tensor | None = None, *, measured: bool = False, updating: Callable[[], None] | None = None
     ) -> Tensor | None:
-        """Clip, step the optimizer, drop the gradients, and return the norm of these before clipping.
+        """Clip the gradients, step the optimizer, drop the gradients, and return their norm before it was clipped.
 
-        The norm is computed if it is clipped or `measured`, else None is returned. Read it with `number_of`, as waiting
-        for it in every step would leave a GPU idle. `factor`, the same on all ranks, multiplies the gradients first.
-        `updating` is called when the weights are about to change; if it is given, the step waits for the device before
-        the update. If a loss or gradient of any rank is not finite the step is left out and counted in `skips`; with
-        fp16 the scale falls too.
+        Return None if the norm is neither clipped nor `measured`. It is still on the device: read it, by `number_of`,
+        in few steps only, because waiting for it leaves a GPU idle. `factor`, the same on all ranks, multiplies the
+        gradients first. `updating` is called when the weights are about to change; if it is given, the step waits for
+        the device before the update. If a loss or gradient of any rank is not finite the step is left out and counted
+        in `skips`; with fp16 the scale falls too.
         """
         learned = self._learned_parameters()
         if self.pipeline is not None:

@@ -88,7 +88,7 @@ def _pieces(folder: Path, held: Held, name: str, having: int, world: World) -> I
     """Yield on all ranks the bytes of file `name` of the checkpoint `held`, read in `folder` on rank `having`.
 
     Each step is a broadcast, so every rank has to take all pieces. If the file cannot be read, OSError or
-    CheckpointDamaged is raised on rank `having` alone.
+    CheckpointDamaged is raised on rank `having` alone; the others wait in the broadcast until that rank's process ends.
     """
     file = partial.open_file(folder, held.step, name, held.kind) if world.rank == having else None
 

@@ -34,8 +34,8 @@ _LOW, _HIGH = 0.05, 0.95
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The measured steps on one number of ranks: their seconds, and in each trace the share of communication that is
-    not hidden behind computation.
+    """The measured steps on one number of ranks: the seconds of each step, and from each profiler trace that was taken
+    the share of the communication's time that is not hidden behind computation, from 0 to 1.
     """
 
     ranks: int

@@ -182,7 +182,8 @@ async def serve(
     listening: socket.socket, served: Served, options: ServingOptions, *, token: str | None, most_bytes: int,
     ready: Callable[[Engine], None], say: Callable[[str], None], tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    """Load the model and serve it until SIGINT or SIGTERM; raise LaunchError if it cannot be loaded.
+    """Load the model of the run `served` and serve it on the socket `listening` until SIGINT or SIGTERM; raise
+    LaunchError if it cannot be loaded.
 
     `ready` is called once the model is loaded. `say` prints a line. With `tls`, clients connect by HTTPS. Without a
     `token`, anyone may call the server. Bodies of more than `most_bytes` are refused.

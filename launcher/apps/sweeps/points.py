@@ -60,7 +60,7 @@ def values_of(dimension: Dimension) -> Sequence[Word]:
 
 
 def space_of(points: Sequence[Point]) -> dict[str, Dimension]:
-    """Return {option: all values that it has in the points}."""
+    """Return, by option, the dimension of a sweep that offers all values that the option has in the points."""
     found: dict[str, dict[tuple[type, Word], Word]] = {}
     for point in points:
         for key, value in point.items():

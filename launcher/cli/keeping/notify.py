@@ -172,9 +172,10 @@ def _outcome(sent: Sequence[SentNotice], *, reached: bool, as_json: bool) -> int
 
 
 def _test(what: Notifying, named: str | None, *, as_json: bool) -> int:
-    """Send a test message to every recipient and print the results, as JSON with `as_json`; return the exit code.
+    """Send a test message to every recipient in `what` and print for each whether it was delivered, as JSON with
+    `as_json`; return the exit code, which is UNREACHABLE if one was not.
 
-    `named` is the run or spec that the user named, or None.
+    `named` is the run or spec that the message names; with None, it names no run.
     """
     host = socket.gethostname()
     message = Message(

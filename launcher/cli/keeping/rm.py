@@ -29,8 +29,8 @@ known here, and the same command finishes the work later.
 
 
 class RemovedRun(msgspec.Struct, frozen=True):
-    """The result of deleting a run. It is kept here, not `gone`, if another machine still runs a part of it or, without
-    `--anyway`, does not answer.
+    """The result of deleting a run. The run is kept on this machine, and `gone` is False, if another machine still runs
+    a part of it or, without `--anyway`, does not answer.
     """
 
     run: str  # its id

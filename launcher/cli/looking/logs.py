@@ -100,7 +100,9 @@ def _nothing(one: api.Run, choice: LogChoice) -> str:
 
 
 def _count(text: str) -> int:
-    """Return the number of lines in an option's text; raise ArgumentTypeError for any other text."""
+    """Parse the value of an option that is a number of lines, such as `50`; raise ArgumentTypeError for any other text
+    and for too large a number.
+    """
     if not (text.isascii() and text.isdigit() and int(text) <= _MOST):
         raise argparse.ArgumentTypeError(f"expected a number of lines such as 50, got {text!r}")
     return int(text)

@@ -13,7 +13,7 @@ from launcher.remote.target import Target, who
 
 def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -> int:
     """Store the keys of the hosts, and of the jump hosts before them; return the exit code of the first failure, else
-    OK. If that of a jump host is not stored, the host behind it is left out; the other hosts follow all the same.
+    OK. If a jump host's key is not stored, the host behind it is left out; the other hosts follow all the same.
 
     The user confirms each key on the terminal, unless its fingerprint is in `fingerprints`.
     """

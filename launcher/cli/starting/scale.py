@@ -109,7 +109,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers that a text such as `1,2,4` lists; raise ArgumentTypeError for any other text."""
+    """Return the whole numbers, each above 0 and below a million, that a text such as `1,2,4` lists; raise
+    ArgumentTypeError for any other text.
+    """
     return tuple(_NUMBER(word.strip()) for word in text.split(","))
 
 

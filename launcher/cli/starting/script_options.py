@@ -107,8 +107,8 @@ def _constant(node: ast.expr | None) -> object:
 
 
 def _written(node: ast.expr | None) -> str | None:
-    """Return a default value as a spec writes it, or None if it is no literal in the text, or neither a truth value, a
-    number, a text nor a list of these.
+    """Return the default value in `node` as it would be written in a spec. Return None if there is none, or if it is
+    not written as a literal that is a truth value, a number, a text or a list of these.
     """
     if node is None:
         return None

@@ -248,7 +248,9 @@ class Drainer:
         return len(left) >= plan.nodes_min and nodes.quorum_shortfall(left, nodes.only_voting) is None
 
     def _obstacle(self, move: Move) -> str:
-        """Return why `move` cannot be made now, such as that no spare is ready, or "" if it can."""
+        """Return why the ranks of the node `move.node` cannot be moved now to the spare `move.to` (None: to any spare):
+        the node is the coordinator's or has no ranks, or the spare is not ready. Return "" if they can be moved.
+        """
         nodes, members = self._attempt.nodes, self._attempt.current.members
         if move.node == self._attempt.plan.nodes[0].index:
             return "it coordinates the others"

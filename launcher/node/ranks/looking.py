@@ -147,10 +147,10 @@ def _answer(path: Path, number: int, kind: type[_Said]) -> _Said | None:
 
 
 def _look(subject: Subject, before: _Use, took_s: float, said: FlightRecord | None, problem: str) -> RankLook:
-    """Build the description of a rank from its answer and the growth of the kernel's counters since `before`, `took_s`
-    seconds ago.
+    """Return the description of a rank, from its answer `said` and from the kernel's counters of its process.
 
-    `said` is None, and `problem` says why, if the rank did not answer.
+    The processor time and bytes are those since the counters were `before`, `took_s` seconds ago. `said` is None if the
+    rank did not answer; `problem` says why it could not be asked, or is "" if it was asked.
     """
     now = _use_of(subject.pid)
     look = RankLook(

@@ -306,9 +306,11 @@ class Preparation:
         return await self._wait_until_ready(standby)
 
     async def _accept(self) -> ZygoteLink | None:
-        """Return the zygote that was started before this agent and offered to it, once it has confirmed that it has
-        imported the modules that this agent would import, with the same interpreter and with variables that make no
-        difference to imports. If none was offered or it does not fit, return None, after ending it.
+        """Return the zygote that was started before this agent and offered to it, once that has finished its imports
+        and found that they suit this agent. If none was offered, or it does not fit, end it and return None.
+
+        It fits if it has the same interpreter, has imported the modules that this agent would import, and had the same
+        environment then, except for secrets and the variables that the launcher sets for each run.
         """
         offered, entry, home = self._offered, self._home.plan.entry, self._home
         if offered is None or offered.python != entry.python:

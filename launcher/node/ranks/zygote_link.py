@@ -100,7 +100,7 @@ class _PendingFork:
 class ZygoteLink:
     """A connection to one zygote; `ready` is set once its imports are complete, `gone` once it has ended.
 
-    `standby` is a fork of a zygote with imports, which can replace it without importing; None until there is one.
+    `standby` is the connection to the zygote's standby, its fork with all imports done; None if it has none.
     """
 
     def __init__(self, reaper: Reaper, gate: int | None = None) -> None:

@@ -35,9 +35,11 @@ class Cancelling:
         self._run, self._attempt, self._plan = run, attempt, plan
 
     def carry_out(self) -> CancelReport:
-        """Cancel the run and return once all its processes and jobs have ended.
+        """Cancel the run, wait until all its jobs have ended, and return a report: which jobs were ended, and on which
+        hosts, because they are down, processes may run a little longer.
 
-        Raise Unreachable if the scheduler does not answer; the request to stop stays on disk.
+        Raise Unreachable if the scheduler does not answer, if a job does not end within a minute, or if a job may be
+        another run's; the request to stop stays on disk.
         """
         if self._has_ended():
             return CancelReport((), already=True)

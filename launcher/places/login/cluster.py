@@ -80,8 +80,8 @@ class LoginCluster(Place):
         refuse_links_out(code)
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what a node of the cluster offers to a run of this spec, as the login node reports it. A second call
-        in a row for the same spec does not ask again.
+        """Return what a node of the cluster offers to a run of this spec, such as GPUs and memory, as the login node
+        reports it. A second call in a row for the same spec does not ask again.
         """
         if self._offered is None or self._offered[0] != spec:
             address, without = address_for(spec.login), [secret.name for secret in spec.secrets]
@@ -350,8 +350,10 @@ def _mend(handover: Handover) -> None:
 
 
 def _named(address: Address, told: KeptRemote, names: Names) -> KeptRemote:
-    """Return `told`, the answer of the login node at `address` about kept files, with this machine's ids of the runs
-    (`names`, by the ids there); other runs are left out.
+    """Return `told`, in which the login node at `address` lists the files that it keeps for runs, with this machine's
+    id of each run in place of the id there.
+
+    `names` maps the ids there to those here; runs that it lacks are left out.
     """
     return KeptRemote(
         f"{address.login}:{told.where[:_MOST_WHERE]}" if told.where else address.login,

@@ -221,7 +221,9 @@ def _send_checkpoints(run: RunDir, address: Address, token: str) -> None:
 
 
 def send_code(line: RemoteLaunch, code: CodeList, digest: str, folder: str, limit_s: float) -> None:
-    """Send the code to the login node's folder `folder`, within `limit_s`, unless that has a tree with this digest."""
+    """Send the code over the connection `line` to the login node, which stores it in `folder`; send nothing if that
+    folder has a tree of code with this digest already. The node has `limit_s` seconds for each of two answers.
+    """
     if not line.ask(Have(folder, digest), bool, timeout_s=limit_s):
         tree = Tree(folder, digest, entries(code))
         line.ask(tree, bool, contents=contents(code), timeout_s=limit_s)

@@ -73,8 +73,8 @@ class SshCluster(Place):
         return f"{folders.pop()}/runs"
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Let a run start that was submitted to be held until its user releases it; do nothing if it is not held. Raise
-        Refused if no host has it yet, and Unreachable if a host does not answer.
+        """Let a held run start, which was submitted to wait until its user releases it; do nothing if it is not held.
+        Raise Refused if no host has it yet, and Unreachable if a host does not answer.
         """
         release(run, attempt)
 

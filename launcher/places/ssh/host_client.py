@@ -49,8 +49,10 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def settled_in(line: Line, found: Surveyed) -> str:
-    """Return the path of the Python on the host that has the launcher of this version, after installing it there if it
-    was missing; raise LaunchError if it cannot be installed.
+    """Return the path of the Python on the host that has this version of the launcher, after installing the launcher
+    there, over the connection `line`, if `found` shows that it is missing.
+
+    Raise LaunchError if it cannot be installed, or if other users can write to a folder that it is in.
     """
     facts = found.facts
     tag = facts.tag if facts.tag == bundle.own_tag() else ""

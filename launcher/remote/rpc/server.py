@@ -130,8 +130,10 @@ def take_stdio() -> tuple[int, int]:
 
 
 def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[Reply, Iterable[bytes]]:
-    """Carry out a request with `answer`; return (the reply, the bytes that follow it). An exception becomes a reply
-    with the error, whose message `where` begins if it is an internal one.
+    """Carry out a request with `answer`; return (the reply, the bytes that follow it).
+
+    An exception becomes a reply with the error's text, which begins with `where` if the error is none that is expected;
+    only EOFError, the end of the connection, is raised.
     """
     try:
         value = _about_trees(request, body) if isinstance(request, Have | Tree) else answer(request, body)

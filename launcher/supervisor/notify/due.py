@@ -80,11 +80,11 @@ def _since_opened(events: Sequence[Event]) -> Sequence[Event]:
 
 
 def _of_roles(number: int, glance: Glance, most: int, at: float) -> Iterator[Message | None]:
-    """Yield, for each role other than the main one, the message that it was restarted more than `most` times, or None
-    if it was not.
+    """Yield, for each role other than the main one, the message that it was restarted more than `most` times since a
+    user last submitted or resumed the run, or None if it was not. `glance` has the records of the run and its roles.
 
-    If the run goes on although such a role has failed, yield the message of that, too. `number` is the attempt that a
-    user last submitted or resumed; `at` is the time of the messages.
+    If the run goes on although such a role has failed, yield the message of that, too. `number` is the number of the
+    attempt that this submit or resume opened; `at` is the time of the messages.
     """
     for name, of_role in glance.roles.items():
         if of_role.state is None:

@@ -172,7 +172,7 @@ def newest_lines(lines: Iterable[LogLine]) -> NewLines:
 
 
 def _as_points(points: list[tuple[int, float, float]]) -> NewPoints:
-    """Return the points as lists of steps, times and values."""
+    """Return a metric's points, each (step, Unix time, value), as three lists: of steps, times and values."""
     return NewPoints([step for step, _, _ in points], [at for _, at, _ in points], numbers(y for _, _, y in points))
 
 

@@ -77,8 +77,10 @@ class JobEndRequests:
         self._kind = "limit"
 
     def next_check(self) -> float | None:
-        """Return the time, by `time.monotonic`, at which `to_end` has to be called again: at the next look for
-        `stop.json`, or when ranks should begin to save before the time limit. It is never None here.
+        """Return the time, by `time.monotonic`, at which `to_end` has to be called again: that of the next look for
+        `stop.json`, or that at which ranks should begin to save before the time limit, if it is earlier.
+
+        It is never None, because `stop.json` is looked for as long as the attempt runs.
         """
         return min(self._look_at, self._limit_at)
 

@@ -68,9 +68,10 @@ class RoleAttempt(NamedTuple):
 
 
 def opens(name: str) -> RoleAttempt | None:
-    """Return the role's attempt that opens with a record, or None if the record opens none.
+    """Return which attempt of a side role begins when the record `name` arrives, or None if the record begins none.
 
-    `name` is the record's name in messages. The record that opens an attempt is the address of its coordinator.
+    `name` is the record's name in messages between hosts. An attempt begins with the record that has the address of its
+    coordinator.
     """
     found = _OF_ROLE.fullmatch(name)
     return RoleAttempt(found["role"], int(found["attempt"])) if found and found["record"] == ENDPOINT else None

@@ -214,7 +214,9 @@ class Voter:
     def against_open(self, said: Open, mine: Records) -> str:
         """Return why this host refuses to accept the attempt that `said` asks it to open, or "" if it accepts.
 
-        `mine` are this host's records after it copied the candidate's history; if they still differ, it refuses.
+        It refuses if it has voted in a newer attempt, or for another leader in this one, or has accepted another one of
+        this number or a higher one. It also refuses if `mine`, its records after it copied the leader's history, still
+        differ from the leader's. An attempt that it has accepted already is accepted again.
         """
         why = self._against_leader(said.newest.attempt, said.newest.leader)
         if why or said.newest == self.newest:

@@ -83,8 +83,8 @@ def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> Cl
 
 
 def judge(run: RunDir, attempt: AttemptDir) -> ClusterAnswer:
-    """Ask the run's hosts for reports, return the run's state by the best one, and keep the records in that report;
-    copy nothing else.
+    """Ask the run's hosts for reports and return the run's state by the report that knows most. Write the records in
+    that report to the run's folder here, but copy no logs or other files.
 
     The leader is asked first, and the other hosts only if its report does not show that this attempt goes on.
     """
@@ -182,10 +182,11 @@ def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: Laun
 
 
 def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | None) -> ClusterAnswer:
-    """Return the answer that was last recorded about the attempt, with the reason why there is no newer one: hosts that
-    may know better do not answer.
+    """Return the answer that was last recorded about the attempt, with the reason why there is no newer one, such as
+    that hosts which may know better do not answer.
 
-    `silent` has a text for each of these hosts, `best` is the best report of the others, if there is one.
+    `silent` has the reasons, one text for each such host. `best` is the report that knows most among those of the other
+    hosts, or None; only its state is used, and mentioned in the reason.
     """
     why = silent[0] if len(silent) == 1 else f"{len(silent)} of its hosts do not answer: {'; '.join(silent)}"
     if best is not None and best.head.state is State.CANCELLED:
