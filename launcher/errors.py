@@ -77,8 +77,8 @@ MEANING = {
     Exit.FENCED: "a newer start of the same run writes its checkpoints",
     Exit.DISK: "a disk was full or failed",
     Exit.NO_CHECKPOINT: "no complete checkpoint is left on the hosts that are reachable",
-    Exit.RESUME_ME: "a rank that was asked to stop has saved and is to be resumed; from any other rank it is a "
-    "`user_error`",
+    Exit.RESUME_ME: "a rank has saved and is to be resumed, because launch or the cluster asked it to stop, or because "
+    "it reported `asked_to_stop` (`launch help own-job`); otherwise 75 is a `user_error`",
     Exit.INTERRUPTED: "Ctrl-C; the run itself continues",
     Exit.PIPE_CLOSED: "the reader of stdout has closed it",
 }

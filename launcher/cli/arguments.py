@@ -118,7 +118,7 @@ class Arguments(argparse.ArgumentParser):
         self.usage = f"{self.format_usage().removeprefix('usage: ').strip()} -- COMMAND [ARGS ...]"
 
     def takes_place(
-        self, default: str | None, shown: str = "where it was, with the options that the cluster had then"
+        self, default: str | None, shown: str = "the cluster of the last attempt, with the options that it had then"
     ) -> None:
         """Declare --on, --clusters and --set, for a command that starts a run.
 

@@ -198,7 +198,7 @@ class Aftermath:
         run, names = self._attempt.plan.run_id, ", ".join(map(str, away)) or "the hosts that it was on"
         text = (
             f"{found.text}; bring back {names}, then `launch resume {run}`. Of a host that is gone for good say "
-            f"`launch cancel {run} --gone HOST` before; `launch resume {run} --anew` begins from nothing"
+            f"`launch cancel {run} --gone HOST` before; `launch resume {run} --anew` begins from nothing if it has to"
         )
         self.finish(State.FAILED, found.cause, exit_of(found.cause), text)
 

@@ -2,9 +2,9 @@
 generation is one set of ranks that train together; the past (`past`) is the run's earlier failures, oldest first. An
 attempt is one batch job, or one start on a pool's hosts.
 
-The history is all events of all attempts in order. Only three kinds matter here: "failure" (each led to a restart, or
-nothing would follow it), "explained" (its cause was another one) and "resumed" (a user resumed the run, which resets
-all budgets).
+The history is all events of all attempts in order. Only three kinds matter here: "failure" (each was followed by a
+restart, since the run went on), "explained" (the cause of an attempt's last failure was another one) and "resumed" (a
+user resumed the run, which resets all budgets).
 """
 
 import signal

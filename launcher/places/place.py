@@ -1,6 +1,6 @@
 """The base class of a place where runs go, such as a cluster. A kind of place fills in five methods; all others have a
-default, which raises NotSupported or does nothing, as its docstring says. An attempt is one start of a run there, and
-its intent the record, written before anything is started, by which it is started exactly once.
+default, which raises NotSupported or does nothing, as its docstring says. An attempt is one allocation of a run there,
+and its intent the record, written before anything is started, by which it is started exactly once.
 
 No caller asks a kind for its name. One contract suite (tests/places/contract) runs over every kind.
 """

@@ -126,7 +126,8 @@ CHECKPOINT = Section(
         Field("dir", InnerPath("a folder in the run directory", "the run directory", RUN_DIR_NAMES),
               "Folder for checkpoints in the run directory", example="checkpoints"),
         Field("memory_every", Every(), "How often a snapshot of the state is kept in the nodes' memory, in steps or "
-              "time; a restart on the same nodes loads the newest snapshot",
+              "time; if the run restarts by itself on the same nodes, ranks load the newest snapshot, unless a "
+              "checkpoint is newer; `launch resume` loads a checkpoint",
               ("memory_every_steps", "memory_every_s"), "20 steps"),
         Field("memory_limit", Size(), "The most memory of a node that snapshots take", ("memory_limit_bytes",), "32GB"),
         Field("buddy", Boolean(), "Snapshots in a node's memory are copied to the memory of the next node: with a "
@@ -214,10 +215,11 @@ RECOVERY = Section(
               "between ranks of the trainer; auto: 5m more than hang_after and hang_at_start, at least 10m",
               ("group_timeout_s",), "30m"),
         Field("mode", Choice(("auto", "warm", "hot")), "What happens after a rank was killed or a node lost. warm: all "
-              "ranks restart from the newest checkpoint. hot: the other ranks of the trainer keep their processes and "
-              "send their state to the new ones, so that no step is lost; where this cannot be exact, it is warm. "
-              "auto: hot where it loses no step and costs less than 1 % of a step (ddp and hsdp on CPUs, with a fixed "
-              "number of nodes without spares), else warm",
+              "ranks restart from the newest snapshot or checkpoint. hot: the other ranks of the trainer keep their "
+              "processes; with ddp and hsdp they send their state to the new ranks, so that no step is lost; with "
+              "zero1, zero2 and fsdp all ranks go back to the newest snapshot or checkpoint. If this cannot be exact, "
+              "or the nodes share no disk, it is warm. auto: hot if it loses no step and costs less than 1 % of a step "
+              "(ddp and hsdp on CPUs, with a fixed number of nodes without spares), else warm",
               example="hot"),
         Field("replace_stragglers", Boolean(), "If the trainer finds a rank slow, the ranks of its node move to a "
               "ready spare, as by `launch nodes move`; once for each node",
@@ -264,8 +266,9 @@ NOTIFY = Section(NotifyOptions, notify_fields(spelled_out=False))
 QUEUE = Section(
     QueueOptions,
     (
-        Field("priority", Priority(), "Of your own waiting runs, the one with the higher number starts first; on Slurm "
-              "and Grid Engine only below 0, behind the jobs of all users", example="10"),
+        Field("priority", Priority(), "Of your own waiting runs, the one with the higher number starts first; on "
+              "Slurm, Grid Engine and PBS only below 0, behind the jobs of all users; not on LSF and Kubernetes",
+              example="10"),
         Field("after", ListOf(PredecessorName(), single=True, may_be_blank=True), "Runs that must have succeeded "
               "before; RUN:ended for any end, RUN:step N for step N. If this cannot happen any more, the run ends as "
               "cancelled", example="[prep-7k3f, vit-9x2d:step 1000]"),

@@ -33,7 +33,7 @@ _NUMBER = number_below(10**9)
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch prove`."""
     arguments.add_argument("what", metavar="RUN_OR_SPEC", help="a YAML file; or a run's id, or `last`, with its code")
-    arguments.takes_place(default=None)
+    arguments.takes_place(default=None, shown="the cluster of a run; local for a spec")
     arguments.add_argument("--steps", metavar="N", type=_NUMBER, help="number of steps of the training, in all runs")
     arguments.add_argument(
         "--kills", metavar="N", type=_NUMBER, default=3, help="number of kills in each mode (default: 3)"

@@ -34,7 +34,7 @@ _NUMBER = number_below(10**6)
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch scale`."""
     arguments.add_argument("what", metavar="RUN_OR_SPEC", help="a YAML file; or a run's id, or `last`, with its code")
-    arguments.takes_place(default=None)
+    arguments.takes_place(default=None, shown="the cluster of a run; local for a spec")
     arguments.add_argument(
         "--ranks", metavar="N,...", type=_numbers, default=(1, 2), help="numbers of ranks (default: 1,2)"
     )

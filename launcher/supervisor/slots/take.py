@@ -110,10 +110,11 @@ class Slots:
     def contested(self) -> bool:
         """Return whether a run that goes before this one waits for its slots, so that this run should release them.
 
-        A run that came earlier goes before it if this process saw that run wait within its own first minute in the
-        queue, and a run of the same user with a higher priority does at any time. Once this run has had its slots for a
-        while, a random time from 20 to 40 seconds, any run counts that claims to be earlier: it may hold slots on
-        another host, and without this the two runs would wait for each other for ever.
+        Each waiting run announces its own time of submission, which may be false. So a run counts as earlier only if it
+        was seen waiting in the first minute after this run had joined the queue. A run of the same user with a higher
+        priority goes before this one at any time. Once this run has held its slots for a random time of 20 to 40
+        seconds, every run that claims to be earlier counts: it may hold slots on another host, and without this the two
+        runs would wait for each other for ever.
         """
         seen = occupancy()
         if self._before(seen):
