@@ -386,7 +386,7 @@ class Run:
         """Start a program on the node that answers questions about the run's ranks, such as for their stacks; return
         the connection to it, which the caller closes.
 
-        Raise Refused if the run has no ranks yet.
+        Raise Refused if no coordinator of the run has recorded a state yet.
         """
         from launcher.node.inside.visit import Visit  # late: only who looks inside needs it
 
@@ -396,7 +396,7 @@ class Run:
         """Start a program on the node that answers questions about its ranks, such as for their stacks; return the
         process through which this machine talks to it, for a caller that relays messages.
 
-        Raise Refused if the run has no ranks yet.
+        Raise Refused if no coordinator of the run has recorded a state yet.
         """
         run = RunDir(self.path)
         place, state = _place_of(newest(run)), readable(run.state, RunState)

@@ -107,7 +107,7 @@ class BadInput(LaunchError):
 
 
 class NotStarted(BadInput):
-    """Raised if the cluster refuses a job, of which nothing was started."""
+    """Raised if a cluster refuses a job, or its hosts cannot take it; nothing of the job was started."""
 
 
 class NoSuchRun(LaunchError):

@@ -249,7 +249,9 @@ class Inquiry:
         return self._seen_twice and found.kind in _CERTAIN
 
     def _close(self, suspects: Sequence[Rank]) -> None:
-        """Close the generation for a hang of the `suspects`, if any of them is live."""
+        """Drop the conclusion about who hangs, and close the generation for a hang of those `suspects` that are live;
+        if none is, leave it open.
+        """
         attempt, found = self._attempt, self._found
         live = [rank for rank in suspects if rank.live]
         self._forget()

@@ -84,10 +84,11 @@ class CopyHold:
         return self._held is not None
 
     def pass_on(self, effects: Iterable[Out]) -> list[Out]:
-        """Return those of the effects that may be carried out now.
+        """Return those of the effects that may be carried out now, in their order; keep the others until `release`.
 
-        The others are held back until `release` if half of the voters have yet to copy the record of a failure or of
-        the end: from the message that restarts ranks or the end on, the end and all messages but answers to heartbeats.
+        If other hosts copy the records, it begins to hold back at the message that restarts ranks after a failure, or
+        when the run is to end as succeeded or failed, for which it adds a record that the end is near. From then on the
+        end and all messages but answers to heartbeats are kept; records never are.
         """
         effects, waits = [*effects], self._copies.copied < inf
         finish = next((one for one in effects if isinstance(one, Finish)), None)

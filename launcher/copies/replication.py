@@ -231,9 +231,13 @@ class Replication:
         return seen & set(told)
 
     def _make_room(self, decision: LoadDecision, hopeless: Collection[Save]) -> list[str]:
-        """Set aside the checkpoints in `hopeless`, which cannot be completed. Then commit the two checkpoints that
-        `decision` chooses, the one to load and the best one, each if this node has its manifest; a committed one with
-        the same folder name is set aside before. Return a text about each that was set aside. It runs in a thread.
+        """Set aside the checkpoints in `hopeless`, which cannot be completed, and commit the two that `decision`
+        chooses, the one to load and the best one. Return a text about each checkpoint that was set aside. It runs in a
+        thread.
+
+        Each of the two is committed if this node has its manifest; files that are missing are fetched later. A
+        committed checkpoint with the same folder name is set aside before. Raise SaveGone if that one is complete and
+        newer, or if the chosen one is gone.
         """
         chosen = decision.load.save
         instead = "ranks begin anew" if chosen is None else f"ranks load {chosen}"
@@ -357,8 +361,11 @@ class Replication:
         self.fetched = (self.fetched or 0) + count
 
     async def _wait_for_others(self, start: Start) -> None:
-        """Wait until all members have the checkpoint's files. Ranks that started before that would wait for the others
-        as well, but with time limits of their own, which are shorter.
+        """Report to the first member that this node has the files of the checkpoint that its ranks load, and wait until
+        all members have them, without a time limit. Raise NotBrought if the first member cannot be reached for some
+        seconds.
+
+        Ranks that started before that would wait for the other nodes as well, but with time limits of their own.
         """
         if start.group_rank == 0:
             await self._server.agreement.arrive(start.generation, self._node)

@@ -94,10 +94,11 @@ class Readiness:
         await self.preparation.stay_warm()
 
     async def _wait_until_due(self) -> None:
-        """Wait until the run's other roles are ready, which the attempt's file `due` shows.
+        """Wait until the roles for which this node's role waits are ready; the supervisor then creates the attempt's
+        file `due`.
 
-        Only node 0 of a run with roles waits so, in a pool that elects a leader. Its agent includes the coordinator,
-        which works meanwhile, because it has to count which hosts of the attempt answer.
+        Only node 0 of a run with roles waits so, in a pool that elects a leader. Its agent is started before that
+        moment, because it includes the coordinator, which has to count which hosts of the attempt answer.
         """
         while not (self._due.is_set() or self._home.attempt.due.exists()):  # noqa: ASYNC110 - it is a file
             await asyncio.sleep(_DUE_S)

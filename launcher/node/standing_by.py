@@ -73,7 +73,8 @@ def gate_from(environ: MutableMapping[str, str]) -> int | None:
     """Return the descriptor on which a standby receives the next agent's arguments, or None if the supervisor passed
     none in `environ`. The variable is removed from `environ`.
 
-    It must be a socket made by this process's parent, because a container passes variables but not descriptors.
+    None is returned as well if the descriptor is no socket that this process's parent made: a container passes
+    variables but not descriptors, so that the number may be another file's.
     """
     word = environ.pop(GATE, "")
     if not word.isdecimal():

@@ -105,7 +105,9 @@ def entry(name: str, file: Path | None = None) -> ClusterEntry:
 
 
 def section_of(name: str) -> Section:
-    """Return the options that a spec has in the section `name`, which is the name of a kind of cluster."""
+    """Return the options that a spec has in the section `name`, which is the name of a kind of cluster; raise KeyError
+    if no such kind is known.
+    """
     return OPTIONS_OF.get(name) or plugin_sections()[name]
 
 

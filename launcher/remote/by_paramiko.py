@@ -147,7 +147,9 @@ class Offers(ClosedAtTheEnd):
         )
 
     def _ask_agent(self) -> None:
-        """Add the ssh-agent's keys, or note why the agent gave none."""
+        """Add the ssh-agent's keys that were not read from files already; if the target allows no keys but its own,
+        only these of them. If the agent does not answer, note why, for the message of `refused`.
+        """
         try:
             self._agent = Agent(self._target.agent_socket or os.environ.get("SSH_AUTH_SOCK", ""))
         except (*BROKEN, ValueError) as error:
@@ -365,7 +367,10 @@ def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> 
 
 
 def _dial(target: Target, deadline: float) -> socket.socket:
-    """Return a socket connected to the first of the host's addresses that answers; raise Unreachable if none does."""
+    """Return a socket connected to the first of the host's addresses that answers; raise Unreachable if none does.
+
+    Each address is given an equal share of the time that is left until `deadline`, by the monotonic clock.
+    """
     addresses = _addresses(target, deadline)
     failed = silent(target)
     for number, (family, address) in enumerate(addresses):

@@ -94,15 +94,16 @@ class FlightRecord(msgspec.Struct, frozen=True):
 
 
 class GroupTimes(msgspec.Struct, frozen=True):
-    """Times at which a rank entered the newest collectives of one process group, by the clock of its node.
+    """The times at which a rank entered the newest collectives of one process group, by the clock of its node.
 
-    `first` is the number of the oldest of them; each time is `since_us` plus its entry, in microseconds.
+    Entry i of `entered_us` belongs to the collective with the number `first` + i, and that time is `since_us` plus the
+    entry.
     """
 
-    name: _Line
-    ranks: _Ranks
-    first: _Number  # number of the first collective listed; the next ones follow without a gap
-    since_us: _Number
+    name: _Line  # of the group, with its backend
+    ranks: _Ranks  # global ranks of the members; empty: unknown
+    first: _Number  # number of the oldest collective listed; the next ones follow without a gap
+    since_us: _Number  # when that one was entered, in microseconds since 1970
     entered_us: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MOST_TIMES)]  # each after `since_us`
 
 

@@ -88,10 +88,11 @@ def users_limits() -> list[tuple[int, int]]:
 
 @contextmanager
 def core_dumps_as_before() -> Iterator[None]:
-    """Restore the limit on core dumps within the body to what the user had set, if this process has forbidden them.
+    """Within the body, restore the limit on core dumps that the user had set, if this process has lowered it
+    (`forbid_core_dumps`); lower it again afterwards.
 
-    A child process that is started in the body inherits the user's limit. It then forbids core dumps itself, but can
-    restore that limit for the user's programs.
+    A process of the launcher that is started in the body so inherits the user's limit. It then lowers its own, and so
+    knows which limit to restore for the user's programs.
     """
     before = _before.get(resource.RLIMIT_CORE)
     if before is not None:

@@ -36,8 +36,10 @@ class RestartReader:
             self._due.extend(event for event in events if event is not None and event.kind in _KINDS)
 
     def before(self, attempt: int, generation: int) -> Iterator[str]:
-        """Yield a text line for each restart that was read, came before this generation, and was not yielded yet. The
-        first call yields none of a reader made with `late`, for a log that is shown from a later line on.
+        """Yield a text line for each restart that was read, came before this generation, and was not yielded yet.
+
+        If the reader was made with `late`, for a log that is shown from a later line on, the first call drops these
+        restarts instead.
         """
         told = not self._late
         while self._due and _ended_generation(self._due[0]) < (attempt, generation):

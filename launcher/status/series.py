@@ -218,9 +218,10 @@ def _reports_by_start(run: RunDir) -> dict[tuple[int, int], list[_Line]]:
 
 
 def _put(rows: Rows, lines: list[_Line]) -> None:
-    """Add the reports of a generation to the rows, in place of rows from its first step on.
+    """Add the reports of a generation to the rows. First remove the rows of earlier generations from its first reported
+    step on, as these steps were repeated.
 
-    If several ranks report a metric, the value of the lowest one counts.
+    If several ranks report a metric of a step, the value of the lowest rank counts.
     """
     if not lines:
         return

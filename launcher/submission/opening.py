@@ -104,8 +104,9 @@ def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened]
     """Start on the cluster `on` the runs that another machine has submitted, each as a spec with its project, and
     return their ids and folders.
 
-    `choose` is called with the ids and folders before anything of the runs is written, so that the caller can record
-    them.
+    Runs that can share a job of the cluster do. `choose` is called for each job, with the ids and folders of its runs,
+    before anything of these is written, so that the caller can record them. Raise BadInput before any run is started if
+    a spec is wrong; if only some runs could be started, the error names these.
     """
     asked = [partial(read_request, one.file, on=on, overrides=one.overrides, shipped=one) for one in specs]
     wishes = zip(all_or_none(asked), specs, strict=True)

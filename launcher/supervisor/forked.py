@@ -22,11 +22,11 @@ def fork_supervisor(
     argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
 ) -> bool:
     """Start the supervisor of the run in `run_dir` as a fork of this process, with the command `argv`, in the
-    environment `env`; return True once it has detached itself. It gets the descriptors `fds`, and writes its errors to
-    `stderr`.
+    environment `env`; return True once it has detached itself, or has failed before. It gets the descriptors `fds`, and
+    writes its errors to `stderr`.
 
-    Return False if this process has other threads, which a fork would lack, or too little memory behind its arguments
-    for the command line that `ps` is to show.
+    Return False without a fork if this process has other threads, which a fork would lack, or too little memory behind
+    its arguments for the command line that `ps` is to show.
     """
     start, shown = _shown(argv, run_dir)
     if not shown or len(os.listdir("/proc/self/task")) > 1:

@@ -94,8 +94,8 @@ class Handover:
         """Hold the lock of the process that hands the attempts over, and yield its descriptor, or None if another
         process has it; with `wait`, wait for the lock.
 
-        A child that inherits the descriptor holds the lock as long as it lives. Afterwards the lock file records that
-        the submitter is done, whether it succeeded or not.
+        A child that inherits the descriptor holds the lock as long as it lives. If this call held it, the lock file
+        records afterwards that the submitter is done, whether it succeeded or not.
         """
         with locked(self.lock, wait=wait) as lock:
             try:

@@ -306,7 +306,7 @@ class RolesOfRun:
 
 
 def _is_queued_for_a_host(end: AttemptEnd) -> bool:
-    """Return whether a role's attempt ended with the loss of a host, after which the role is to start again."""
+    """Return whether a role's attempt ended because a host was lost, and the role is queued to start again."""
     return end.state is State.QUEUED and end.cause is Cause.NODE_LOST
 
 

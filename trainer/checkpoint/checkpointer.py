@@ -294,7 +294,7 @@ class Checkpointer:
 
     @property
     def subjects(self) -> Subjects:
-        """The objects whose state is saved."""
+        """The objects of the training whose state is saved: models, optimizers and others."""
         return self._subjects
 
     @property

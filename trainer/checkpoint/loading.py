@@ -201,10 +201,11 @@ class Reader:
             )
 
     def _kept_targets(self) -> dict[str, Tensor]:
-        """Return empty tensors, by name, to read the tensors of states outside the model into.
+        """Return empty tensors, by name in the manifest, to read the states beside those of parameters into.
 
-        They belong to the JSON documents of shared objects, of optimizers and of this rank. A tensor of a shared object
-        is sharded like the object's present one if that has the same shape; all others are whole.
+        They are tensors within the states of shared objects, of this rank's objects and of optimizers, saved beside a
+        JSON document with the rest of the state. One of a shared object is sharded like the object's present tensor if
+        that has the same shape; all others are whole.
         """
         kept = [_SHARED_PREFIX, f"state/{_OPTIMIZER_DOCUMENTS}"] + (
             [f"state/{of_rank(self._me.rank)}/"] if self._me else []

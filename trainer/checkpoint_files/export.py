@@ -197,7 +197,8 @@ def _sync(draft: Path) -> None:
 def _replace_target(draft: Path, target: Path) -> None:
     """Rename the draft to the target, replacing it.
 
-    A folder cannot be exchanged atomically, so the old one is renamed and then deleted.
+    A file is replaced atomically. A folder cannot be: the old one is renamed first and deleted last, so that a kill in
+    between can leave it beside the draft, as DRAFT-before, and nothing at the target.
     """
     if not target.is_dir():
         draft.rename(target)

@@ -205,7 +205,10 @@ def _tensor_problem(manifest: Manifest, entry: TensorEntry, room: Callable[[Chun
 
 
 def _lengths(row: Chunk) -> tuple[int, ...]:
-    """Return the lengths of the box that all parts of `row` make together; a Chunk may be a row of equal parts."""
+    """Return the lengths, by dimension, of the box that all parts of `row` cover together.
+
+    A row has one part, or equal ones side by side along its `dim`.
+    """
     return row.lengths if row.count == 1 else _with_number_at(row.lengths, row.dim, row.count * row.lengths[row.dim])
 
 

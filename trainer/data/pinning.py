@@ -12,7 +12,10 @@ U = TypeVar("U")
 
 
 def pinned(data: Any) -> Any:
-    """Return nested data with its tensors in page-locked memory."""
+    """Return nested data with its tensors, and objects with a `pin_memory` method, in page-locked memory.
+
+    Mappings and sequences are made anew; values of other types are returned as they are.
+    """
     if isinstance(data, torch.Tensor):
         return data.pin_memory()
     if callable(getattr(data, "pin_memory", None)):

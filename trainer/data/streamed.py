@@ -176,7 +176,11 @@ class Sharded:
         return Turns(tuple(Place(epoch) for _ in range(self._readers)))
 
     def _reader_numbers(self) -> dict[str, int]:
-        """Return the numbers that decide which samples a reader gets: rank, world size, readers."""
+        """Return the numbers that decide which samples a reader gets.
+
+        They are by name `rank`, `world_size` and `readers_of_rank` (how many each rank has); saved positions fit no
+        others.
+        """
         sharing = self._reading.sharing
         return {"rank": sharing.rank, "world_size": sharing.world_size, "readers_of_rank": self._readers}
 

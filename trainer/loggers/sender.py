@@ -149,8 +149,9 @@ class Sender:
     def _send_earlier(self, earlier: Earlier) -> None:
         """Send the rows that earlier processes had not sent.
 
-        `earlier` returns them: those up to the step that it gets, or all of them for None. A row of the same step as
-        this process's first one is merged with it, so that each step is sent once.
+        `earlier` returns them. It is called with the step of this process's first waiting row, for rows up to that
+        step, or with None, for all rows, if no row waits or the first one has values of a test. An earlier row of that
+        same step is merged with it, so that each step is sent once. Raises the errors of the tracker.
         """
         first = self._waiting[0] if self._waiting else None
         rows = earlier(None if first is None or first.of_test else first.step)

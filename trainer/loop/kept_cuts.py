@@ -112,9 +112,10 @@ def _manifest(entry: catalog.Entry) -> Manifest | None:
 def first_sample(settings: Settings, world: World, loss: LossFunction, data: TrainData) -> Sample:
     """Return an input with which to measure stages: the first part of this rank's first micro-batch.
 
-    Parts are as a pipeline would make them. `loss` is called to find the tensor with which it calls the model, and
-    later computes the part's loss. All ranks call this function. The data's position stays unchanged. Raises
-    TrainerError if the data is empty, or if `loss` or the batch does not suit a pipeline.
+    The micro-batch is divided into parts as it would be to pass through the pipeline. `loss`, the user's function, is
+    called here to find the tensor that it gives to the model, and later to compute the part's loss from the output. All
+    ranks call this function. A batch is read from `data`, whose position is then restored. Raises TrainerError if the
+    data is empty, or if `loss` or the batch does not suit a pipeline.
     """
     place = data.state_dict()
     batches = data.epoch_batches()

@@ -123,8 +123,8 @@ def plain(given: Any) -> Any:
 class StepLosses:
     """Collects the losses of a step's micro-batches, and averages them over all ranks if the step is logged.
 
-    With its losses a rank may send other numbers (`extra` of `take`); `of_ranks` has the last ones of each rank, by
-    rank.
+    In the same exchange each rank may send other numbers of its own to all (`extra` of `take`). `of_ranks` has a list
+    for each rank: the numbers that it sent in the last exchange.
     """
 
     def __init__(self, world: World) -> None:

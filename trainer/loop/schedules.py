@@ -234,9 +234,10 @@ def _saved_by_name(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _by_name(make: MakeSchedules | None, optimizers: Optimizers) -> dict[str, MakeSchedule | None]:
-    """Return by optimizer name the function that makes its scheduler, or None if it has no schedule.
+    """Return {optimizer's name: the function that makes its scheduler, or None if it is to have none}.
 
-    `make` is one function for all optimizers, or a dict by name. Raises BadSettings for unknown names.
+    `make` is one function for all optimizers, None, or a dict by name, in which an optimizer may be missing. Raises
+    BadSettings for names of no optimizer.
     """
     if not isinstance(make, Mapping):
         return dict.fromkeys(optimizers, make)

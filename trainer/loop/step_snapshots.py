@@ -150,10 +150,11 @@ class StepSnapshots:
             self.copies.finish()
 
     def copy_in_new_groups(self, loop: Loop, step: int) -> None:
-        """Copy this rank's state of `step` to another node again, in the process groups of `loop`.
+        """Send this rank's state of `step` again to the rank on another node that keeps its copies.
 
-        All ranks call it once new groups are made. Raises RuntimeError if a rank with which this one exchanges copies
-        is gone.
+        It is sent in the process groups of `loop`. Waits until it is sent and the copy that this rank keeps is here;
+        does nothing if states are not copied. All ranks call it once new groups are made. Raises RuntimeError if a rank
+        with which this one exchanges copies is gone.
         """
         if not self.copies_rank_states:
             return

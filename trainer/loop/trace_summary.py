@@ -234,7 +234,7 @@ def _seconds(microseconds: Any) -> float:
 
 
 def united(spans: Iterable[Span]) -> list[Span]:
-    """Return the spans in order and without overlaps."""
+    """Return the times that any of the spans covers, in order: spans that overlap or touch are joined to one."""
     found: list[Span] = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:

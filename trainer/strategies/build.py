@@ -58,9 +58,9 @@ def build(
     calls the model and steps the optimizers, through `Turns`. `tp_plan`: how layers are divided over tensor-parallel
     ranks, by default the model's own plan. `cuts`: the interface to cut a pipeline by measured time (None: it is not
     measured). `restored`: a checkpoint is about to replace the weights. If all ranks pass it and nothing else depends
-    on the weights, they are not initialised, and the strategy is `deferred`. A rank that joins others gets their
-    weights and decides alone. `made`: the model, if it was made without weights before. Raises BadSettings for
-    settings, a model or optimizers that do not go together.
+    on the weights, they are not initialised, and the strategy is `deferred`; a rank that joins others in the middle of
+    a training gets their weights, and decides alone whether to initialise its own. `made`: the model, if it was made
+    without weights before. Raises BadSettings for settings, a model or optimizers that do not go together.
     """
     check(settings, world)
     if own_step and world.ranks_per_replica > 1:

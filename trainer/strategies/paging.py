@@ -220,10 +220,11 @@ def _leave_empty(module: nn.Module) -> None:
 def bring_whole(
     module: nn.Module, rows: dict[str, Tensor], world: World, wanted: Collection[int], device: torch.device
 ) -> None:
-    """Replace the parameters in `wanted` (ids), which are on the meta device, by their whole values, one by one.
+    """Replace the parameters of `module` whose ids are in `wanted` by their whole values.
 
-    All ranks call it with their rows of all parameters by name, which are broadcast and removed from `rows`. The values
-    are put on `device`.
+    The parameters are on the meta device, and the values are put on `device`. All ranks call it, each with its rows of
+    all parameters by name, and its own `wanted`. They broadcast the rows of one parameter after the other, so that a
+    rank has only one whole parameter besides those that it wants. `rows` is empty afterwards.
     """
     brought: dict[int, nn.Parameter] = {}
     for name, empty in list(module.named_parameters()):

@@ -143,7 +143,10 @@ def timetable(schedule: str, ranks: int, micros: int) -> list[list[Work | None]]
 
 
 def _needs(work: Work, last: int) -> set[Work]:
-    """Return the passes that have to be done before `work`; `last` is the number of the last stage."""
+    """Return the passes whose results the pass `work` uses directly.
+
+    A pass is the forward or backward one of a stage for a micro-batch. `last` is the number of the last stage.
+    """
     if not work.backward:
         return {Work(False, work.stage - 1, work.micro)} if work.stage else set()
     after = {Work(True, work.stage + 1, work.micro)} if work.stage < last else set()

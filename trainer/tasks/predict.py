@@ -346,7 +346,10 @@ def _digest(asked: EvaluatedModel, device: torch.device) -> str:
 
 
 def _whole_values(asked: EvaluatedModel, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and whole values of every weight; all ranks call it."""
+    """Yield, on every rank, the name and the whole value of each parameter and saved buffer; all ranks call it.
+
+    If the model is cut into a pipeline, only parameters are yielded.
+    """
     module, pipeline = asked.module, asked.pipeline
     if pipeline is None:
         for name, value in sorted(module.state_dict().items()):

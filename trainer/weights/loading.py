@@ -90,7 +90,7 @@ def _open(path: Path, which: CheckpointChoice, warn: Callable[[str], None], stac
 
 
 def _joined(parts: list[Source]) -> Source:
-    """Return one Source with the tensors of several, as of a model that is saved in several files."""
+    """Return one Source with the tensors of several, the files of one model; of equal names the last counts."""
     homes = {name: part for part in parts for name in part.shapes}
     shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
     return Source(shapes, lambda name: homes[name].tensor(name))

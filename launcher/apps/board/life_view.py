@@ -33,7 +33,9 @@ def board_life(status: RunStatus, measured: MeasuredRun, now: float) -> Life:
 
 
 def _checkpoints_on_disk(status: RunStatus) -> list[Checkpoint]:
-    """Return the run's checkpoints on this disk or, if one cannot be read, those that were read before it."""
+    """Return the run's checkpoints on this disk: the newest first, then the best, then damaged ones. If one cannot be
+    read, the list ends before it.
+    """
     found = list[Checkpoint]()
     with contextlib.suppress(LaunchError, OSError):
         for one in checkpoints(RunDir(Path(status.run_dir))):
@@ -58,11 +60,12 @@ def _checkpoint_marks(found: Iterable[Checkpoint], status: RunStatus) -> Iterato
 
 
 def validations(points: Mapping[str, Iterable[MeasuredPoint]]) -> Iterator[LifeMark]:
-    """Yield a mark for each step at which a validation reported a value, if its time is known; `points` has the points
-    of each metric by its name.
+    """Yield a mark for each step at which a validation reported a value, if its time is known. `points` has the points
+    of each metric by its name; a metric is of a validation if its name says so (`is_of_a_validation`), such as
+    `val_loss`.
 
-    If there are more than `_MOST_VALIDATIONS`, as many evenly spread ones are yielded. If a script repeats the last
-    validation's value at every step, only the step with the new value counts.
+    If there are more than `_MOST_VALIDATIONS` such steps, as many of them are yielded, evenly spread. If a script
+    repeats the last validation's value at every step, only the step with the new value counts.
     """
     found: dict[int, tuple[float, list[str]]] = {}
     for name in filter(is_of_a_validation, points):

@@ -34,7 +34,9 @@ class PlaceMessage(msgspec.Struct, frozen=True, tag_field="what", tag="place"):
 
 
 class CopyMessage(msgspec.Struct, frozen=True, tag_field="what", tag="copy"):
-    """The message about the speed of a copy within the memory of rank 0's device, an upper bound for messages."""
+    """The message about the speed of a copy within the memory of rank 0's device, an upper bound for what ranks send
+    each other.
+    """
 
     size_bytes: int
     bytes_per_s: float

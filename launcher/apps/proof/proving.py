@@ -107,10 +107,11 @@ class DisturbedRun:
         return Kill(kill.step, _OVER)
 
     def _hit(self, kill: PlannedKill, status: RunStatus, step: int, visit: Visit, rank: int, node: int) -> Kill:
-        """Kill the chosen rank, or everything of the run on its node, through `visit`, a connection to the node; return
-        the kill.
+        """Kill the chosen `rank` or, if this run's mode is to lose whole nodes, everything of the run on its `node`,
+        through `visit`, a connection to the node; return the kill.
 
-        `step` is the last step that is known to be done. A kill that fails is returned with the reason in `missed`.
+        `step` is the last step that is known to be done, for the record of the kill. A kill that fails is returned with
+        the reason in `missed`.
         """
         whole = self._mode.whole_node
         at = time.time()

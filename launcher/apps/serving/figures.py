@@ -62,8 +62,9 @@ class ServingFigures:
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
-    """The present state of a model's server: the checkpoint's step, workers, waiting clients, and the use of the cache;
-    `shared` counts inputs that were equal to one already waiting.
+    """The present state of a model's server: the checkpoint's step, workers, waiting clients, and the use of the cache.
+
+    `shared`, `hits` and `misses` are counted from the server's start on.
     """
 
     run: str
@@ -71,10 +72,10 @@ class ServingState:
     workers: int  # of the pool that answers now
     idle: int  # workers that compute nothing
     waiting: int  # clients without an answer, including those whose input is being computed
-    shared: int  # inputs that were computed once with an equal one that was already waiting
+    shared: int  # inputs that were equal to one already waiting, whose answer they got
     cached: int  # answers in the cache
     hits: int  # inputs that were answered from the cache
-    misses: int  # inputs that were not
+    misses: int  # inputs that were not in it
 
 
 def exposition(figures: ServingFigures, state: ServingState) -> str:

@@ -179,10 +179,10 @@ class TrialBook:
         return self._study.ask().number
 
     def choose(self, number: int, run_id: str) -> None:
-        """Choose the values of trial `number`, and record `run_id` as the id of its run.
+        """Have Optuna's sampler choose the values of trial `number`, and record `run_id` as the id of its run.
 
-        For a trial that extends another one, the id of the other one's run is recorded instead, as that run is
-        continued.
+        A trial can extend an earlier one: it trains that one's run further. Then the id of that run is recorded
+        instead.
         """
         self._study.sampler = sampler_of(self._options, self._record.seed + number)
         trial = self._trial(number)
@@ -207,8 +207,8 @@ class TrialBook:
         trial.set_user_attr(_GOES_ON, {"after": after, "step": trial.user_attrs.get(_PRUNED_AT)})
 
     def tell(self, number: int, value: float | None, *, pruned: bool, why: str) -> None:
-        """Record how a trial ended: with a value, stopped early (`pruned`), or, if `value` is None, failed for the
-        reason `why`.
+        """Record how a trial ended: with `value`, or without one (None) because it was stopped early (`pruned`) or else
+        failed. `why` is the reason of a failure, or "".
         """
         if why:
             self._trial(number).set_user_attr(_WHY, why)

@@ -125,7 +125,7 @@ class RunsOfTrials:
 
     def expect(self, run_id: str) -> None:
         """Have the cluster start processes in advance for the run `run_id`, which will be started next; do nothing
-        until imports for the trials have begun on that cluster.
+        until `warm_up` has had that cluster begin the imports for the trials.
         """
         if self._readier is not None:
             self._readier.expect(self._root / run_id)

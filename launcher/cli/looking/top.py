@@ -79,7 +79,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _watch(parts: Sequence[api.Part]) -> None:
-    """Draw the tables again every second until the run, or the chosen part of it, has ended."""
+    """Draw the tables again every second until all `parts` of the run have ended, then a line about the end of each. A
+    part is the run itself, a role, or a rank that restarts alone.
+    """
     screen, runs = Screen(sys.stdout), [part.run for part in parts]
     statuses = api.statuses(runs, api.WATCH_S)
     while not all(status.state.ended for status in statuses):

@@ -136,7 +136,9 @@ def _kill_cells(mode: str, kill: "Kill") -> tuple[str, ...]:
 
 
 def _undisturbed_cells(proof: "Proof") -> tuple[str, ...]:
-    """Return the table's row of the undisturbed run."""
+    """Return the undisturbed run's row in the table of runs: how long it took and its fingerprint; the other columns
+    are about kills and the comparison with it.
+    """
     return "undisturbed", duration(proof.undisturbed_s), "-", "-", (proof.fingerprint or "none")[:12], "-"
 
 

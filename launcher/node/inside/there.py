@@ -254,7 +254,7 @@ def stacks_of(rank: RankProcess, run: RunDir) -> RankStacks:
 
 
 def _why_no_dump(pid: int) -> str:
-    """Return why the process cannot write its stacks, because it is stopped or handles no DUMP_SIGNAL, or "" if it
+    """Return why the process cannot write its stacks now (it is stopped, or does not handle DUMP_SIGNAL), or "" if it
     can.
     """
     if is_stopped(pid):

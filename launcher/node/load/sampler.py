@@ -278,8 +278,8 @@ class Sampler:
             self._kept.add(sample.node, int(sample.at), named_values(sample))
 
     def close(self) -> None:
-        """Write samples that are not on disk yet to the metrics file, if there is one. The thread goes on until the
-        process ends.
+        """Write samples that are not on disk yet to the metrics file, if there is one. The thread is not stopped: it
+        ends with the process.
         """
         if self._kept is not None:
             self._kept.close()

@@ -37,10 +37,11 @@ class ControlPipe:
         self._path = path
 
     def send(self, message: Mapping[str, object], *, at_step_end: bool) -> None:
-        """Send a message to the rank without waiting until it is read; drop it if the FIFO is full or closed.
+        """Send a message to the rank without waiting until it is read; drop it if the FIFO is full, or `close` was
+        called.
 
-        The rank acts on it at the end of its step with `at_step_end`, else at once. A rank that has stopped reading
-        does not join the new generation; that generation then fails, and all ranks are replaced.
+        The rank acts on it at the end of its step with `at_step_end`, else at once. Messages tell a rank to train on in
+        a new generation. If a rank does not read one, that generation fails without it, and all ranks are replaced.
         """
         fd = self._fds.get(step_end_of(self._path) if at_step_end else self._path)
         if fd is not None:

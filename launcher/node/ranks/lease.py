@@ -222,10 +222,11 @@ class Watchdog:
 
 
 def start_watchdog(slept: AfterSuspend, clock: Callable[[], float] = boottime, lease: Lease | None = None) -> Watchdog:
-    """Start the watchdog process and return a handle on it; it ends all processes below this one once the lease has
-    expired.
+    """Fork the watchdog from this process, the agent, and return a handle on it. Once the lease has expired by `clock`,
+    it ends all other processes below this one, except the zygote's standby, and then this one.
 
-    Without `lease`, a new lease is made. `slept` says how time spent suspended is treated.
+    Without `lease`, a new lease is made. `slept` says how time spent suspended is treated. The zygote is the process
+    that forks ranks, and its standby is a fork of it that can replace it.
     """
     agent, lease = os.getpid(), lease or Lease()
     pid = os.fork()

@@ -22,7 +22,7 @@ DUMP_SIGNAL = signal.SIGRTMIN + 8
 
 
 class Starter(Protocol):
-    """A way to start ranks on this node."""
+    """A way to start ranks on this node, one at a time: by a fork of the zygote, or as a new interpreter."""
 
     @property
     def dumps_stacks(self) -> bool:

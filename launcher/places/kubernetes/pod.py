@@ -108,11 +108,11 @@ def stand_by(folder: Path, index: int) -> None:
 
 
 def meet(folder: Path, count: int, within_s: float) -> dict[str, str]:
-    """Write the first pod's own file, wait until all `count` pods have written theirs, and return the address of each
-    pod by its name, in the order of their indices.
+    """Write this first pod's own file into the shared `folder`, wait until all `count` pods have written theirs, and
+    return {pod's name: its address} in the order of their indices.
 
-    Raise LaunchError if that takes longer than `within_s`. Old files, which pods of an earlier start left, do not
-    count; how old a file is follows from the volume's own clock.
+    Raise LaunchError if that takes longer than `within_s`. A file counts only if it is hardly older than this pod's
+    own, by the volume's clock, because pods of an earlier start may have left files.
     """
     deadline = time.monotonic() + within_s
     while True:

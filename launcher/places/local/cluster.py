@@ -211,7 +211,9 @@ def _roots(attempt: AttemptDir) -> list[ProcessId]:
 
 
 def _supervisors(attempt: AttemptDir) -> list[ProcessId]:
-    """Return the attempt's leading supervisor and, in a pool on a shared disk, the supervisors of its other hosts."""
+    """Return the processes that are recorded as the attempt's leading supervisor and, in a pool on a shared disk, as
+    the supervisors of its other hosts. They may have exited since.
+    """
     handle = readable(attempt.handle, Handle)
     leads = handle.supervisor if handle is not None else readable(attempt.started, ProcessId)
     others = (readable(path, ProcessId) for path in sorted(attempt.path.glob("node-*/started")))

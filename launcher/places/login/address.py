@@ -63,8 +63,8 @@ def address_of(run: RunDir, attempt: AttemptDir) -> Address:
 
 
 def as_planned(cluster: str, login: Login | _LoginHead) -> Address:
-    """Return the address in `login`, the options of a plan for the cluster that the user calls `cluster`; raise
-    BadInput if they name no login node.
+    """Return the address in `login`, the options `login` of a plan or the clusters file for the cluster that the user
+    calls `cluster`; raise BadInput if they have no `node`.
     """
     if login.node is None:
         hint = "hint: `login: me@login.example.org` of a cluster in the clusters file, and --on its name"

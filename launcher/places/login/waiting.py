@@ -42,12 +42,14 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
 
 
 def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
-    """Return the overrides by which the run on the login node waits as the plan on this machine says: `queue.after` for
-    the same runs, under their ids there, and `queue.hold` until a user releases it, if the plan has that.
-    `queue.at=null` removes a start time that the plan does not have any more.
+    """Return the overrides by which the run's copy on the login node waits as the plan on this machine says:
+    `queue.after` for the same runs, under their ids there, and `queue.hold` as the plan has it (whether it waits until
+    a user releases it). `queue.at=null` is added if the plan has no start time, to remove one that the spec's copy may
+    have.
 
-    Return an empty tuple if the plan sets no option of `queue`, unless `again` says that an earlier attempt may have
-    been given some. Raise Refused if a run to wait for is not on that login node.
+    Return an empty tuple if the plan sets no option of `queue`. With `again`, return the overrides even then, because
+    the login node may still have the options of an earlier attempt. Raise Refused if a run to wait for is not on that
+    node.
     """
     if not again and plan.spec.queue == _USUAL and not any(word.startswith("queue.") for word in plan.overrides):
         return ()

@@ -216,8 +216,8 @@ class SshCluster(Place):
 def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False) -> Machine:
     """Return what every host that can take part has at least: the fewest GPUs and cores among them.
 
-    Hosts with `gpus` GPUs can take part; if none has so many, the host with most. With None all hosts with a GPU can,
-    or all hosts if none has one. `shared` says that the hosts share a disk, which the answer repeats.
+    Hosts with at least `gpus` GPUs can take part; if none has so many, only the host with most. With None all hosts
+    with a GPU can, or all hosts if none has one. `shared` says that the hosts share a disk, which the answer repeats.
     """
     able = [one for one in found if len(one.gpus) >= (1 if gpus is None else gpus)]
     if not able and gpus is not None:  # the host that comes nearest decides how many there are

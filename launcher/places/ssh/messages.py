@@ -123,7 +123,9 @@ class OpenedByHosts(msgspec.Struct, frozen=True):
 
 
 class RunReport(msgspec.Struct, frozen=True):
-    """The state of a run, followed by files: the new part of events.jsonl, and logs of the attempt."""
+    """The state of a run. After the message come the contents of `files`: the new piece of events.jsonl, and the ends
+    of the attempt's logs.
+    """
 
     state: State | None  # None: the host has no such run
     message: str = ""
@@ -136,7 +138,7 @@ class RunReport(msgspec.Struct, frozen=True):
     stop: StopRequest | None = None  # the user's request to stop the attempt, if there is one
     end: AttemptEnd | None = None  # how the attempt ended; None: it has not, or the end is not reported yet
     roles: tuple[RoleReport, ...] = ()  # beside the main one
-    files: tuple[Part, ...] = ()
+    files: tuple[Part, ...] = ()  # name, offset and size of each piece of a file that follows
     more: bool = False  # there are more events than fit into this answer
     supervised: bool = True  # its supervisor is there
     stale: bool = False  # its coordinator has been silent for a while: the message has the time

@@ -75,7 +75,7 @@ class RecipientThread:
             return not self._waiting
 
     def put(self, message: Message) -> None:
-        """Queue the message, unless it was queued before."""
+        """Queue the message, unless one with its `key` was queued before."""
         with self._changed:
             if message.key not in self._seen:
                 self._seen.add(message.key)

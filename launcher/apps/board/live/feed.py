@@ -118,7 +118,9 @@ class WatchedRun:
         return run_head(status, row, self._checkpoint(status.checkpoint), self._last, self._hang[1])
 
     def _checkpoint(self, step: int | None) -> str:
-        """Return the description of the checkpoint of a step, or "" for None; it is looked up once for each step."""
+        """Return a few words for the page about the checkpoint of a step, such as `step 120`, or "" for None. They are
+        looked up again only if the step is another one than at the last call.
+        """
         if step != self._saved[0]:
             self._saved = step, checkpoint_words(self.run, step)
         return self._saved[1]

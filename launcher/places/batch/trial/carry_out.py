@@ -152,7 +152,8 @@ def _folder(runs_root: Path) -> Iterator[Path]:
 
 def _talk(trial: Trial, job: JobOnTrial, folder: Path, request: DoctorRequest, until: float) -> None:
     """Ask every node who it is, what its clock shows, how fast it reaches each other node and what its report says, and
-    record the answers in `trial`, until the time `until` (by `time.monotonic`) or the end of the job.
+    record the answers in `trial`, until the time `until` (by `time.monotonic`) or the end of the job. A node that does
+    not answer at first is not asked any further.
     """
     trial.hosts = job.queue.hosts(job.state.nodes) if job.state.nodes else ()
     patience_s = min(LATE_S, _FOR_TALKING * (until - time.monotonic()))

@@ -85,8 +85,12 @@ def history_of(role: str, attempt: int) -> str:
 
 
 def replicated(run: RunDir, attempt: AttemptDir, roles: Collection[str] = ()) -> dict[str, KeptRecord]:
-    """Return the records to copy, such as the state, the events and the coordinator's address, by the names that
-    messages give them: those of the run's attempt, and of the newest attempt of each role in `roles`.
+    """Return the records that the leader copies to the other hosts, each as a KeptRecord (its file and its type): those
+    of the run's attempt, such as the state, the events and the coordinator's address, and those of the newest attempt
+    of each role in `roles`.
+
+    The keys are the names by which messages refer to them, such as `state`, or `ROLE NUMBER state` for attempt NUMBER
+    of a role.
     """
     found = _of_run(run, attempt)
     for role in roles:

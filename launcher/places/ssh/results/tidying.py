@@ -65,10 +65,11 @@ def _ask_hosts(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
 
 
 def _most_first(answer: Answer) -> int:
-    """Return a sort key that puts hosts that found more bytes first and silent hosts last.
+    """Return a sort key for (host, run ids, its answer or the error that it gave none): hosts that found more bytes
+    come first, and silent hosts last.
 
-    If hosts share a disk, only the first of their answers is used. It then is the one that was counted before another
-    of these hosts deleted the files.
+    If several hosts share a disk, the caller uses only the first of their answers. That should be the one with most
+    bytes, which counted the files before another host deleted them.
     """
     one = answer[2]
     return 1 if isinstance(one, LaunchError) else -sum(one.runs.values())

@@ -35,8 +35,9 @@ def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None =
     """Return the state of each attempt in `wanted` as its hosts report it, in their order, or None while the attempt is
     being handed over to them; copy the hosts' records.
 
-    If one run cannot be queried, the state in its place has the reason. `not_mended` has, by an attempt's folder, the
-    error for which an attempt whose submitter is gone could not be handed to its hosts now.
+    If one run cannot be queried, the state in its place has the reason. If an attempt's submitter died before it had
+    handed the attempt to its hosts, the caller has tried to do that now; `not_mended` has the error of each try that
+    failed, by the attempt's folder.
     """
     why_not = not_mended or {}
     words = each(wanted, lambda run, attempt: _looked(run, attempt, why_not.get(str(attempt.path))))
