@@ -31,7 +31,7 @@ def draw(seed: int, rank: int, step: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def accuracy(net: nn.Module, seed: int) -> float:
-    """Return the share of 2,000 samples, drawn by `seed`, that the model classifies correctly; no rank trains on them."""
+    """Return the share of 2,000 samples, drawn by `seed` and trained on by no rank, that the model classifies right."""
     samples, classes = draw(seed, 0, _UNSEEN, 2_000)
     with torch.no_grad():
         return float((net(samples).argmax(1) == classes).float().mean())
