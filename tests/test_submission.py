@@ -197,6 +197,31 @@ def test_of_two_resumes_that_saw_the_same_end_one_goes_on(job, monkeypatch):
     assert Prepared.went == [1, 2, 3]
 
 
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_user_who_allows_it_moves_a_run_whose_hosts_are_silent(job, monkeypatch, anew):
+    """The error said to allow it, and came again."""
+    told = []
+    monkeypatch.setattr(news, "_listeners", [told.append])
+    run = opened(job)
+    last = end(run)
+
+    class Silent(Noted):
+        remote, kind = True, "another"
+
+        def bring_newest(self, run):
+            raise Unreachable("no checkpoint can be found", "hint: launch resume --anew begins without it")
+
+    places = iter([Noted(), Silent()])  # to which it goes, and from which it comes
+    monkeypatch.setattr(reopening, "of_kind", lambda _: next(places))
+    if not anew:
+        with pytest.raises(Unreachable, match="--anew"):
+            reopen(run, after=last.number, on="pool2", overrides=())
+        return
+    reopen(run, after=last.number, on="pool2", overrides=(), anew=True)
+    assert told[-1] == "no checkpoint can be found; it begins with step 0, as --anew allows"
+    assert newest(run).number == last.number + 1
+
+
 def test_a_plan_of_before_there_were_defaults_is_read(job):
     run = opened(job)
     old = msgspec.to_builtins(read_plan(run, 1))

@@ -125,8 +125,8 @@ def _fetch_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
     store.
 
     `moves`: the run continues on another cluster; if it stays on one that stores its files there, nothing is fetched.
-    `anew`: it may start from nothing, so that the store is not needed. Raise LaunchError if the state cannot be fetched
-    and the store has none either.
+    `anew`: a user allows it to begin with step 0, so that the state is fetched only if that is possible. Else raise
+    LaunchError if the state cannot be fetched and the store has none either.
     """
     if was.remote and not moves:
         return
@@ -137,9 +137,11 @@ def _fetch_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
     except LaunchError as error:
         if stored:
             fetch_stored(run, "newest")
-        if not stored or not (here := whole_here(run)):
+        here = whole_here(run)
+        if not (anew or (stored and here)):
             raise
-        news.say("; ".join((error.lines[0], f"it resumes from step {here[-1]}, as the store has it")))
+        begins = f"resumes from step {here[-1]}, which is here" if here else "begins with step 0, as --anew allows"
+        news.say(f"{error.lines[0]}; it {begins}")
     if stored and not anew and not whole_here(run):
         fetch_stored(run, "newest")
 

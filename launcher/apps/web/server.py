@@ -236,7 +236,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass received bytes on to uvicorn's parser, and answer 400 once the head of a request is longer than allowed."""
+        """Pass received bytes on to uvicorn's parser; answer 400 once the head of a request is longer than allowed."""
         self._has_begun = True
         super().data_received(data)
         if self._in_head:
