@@ -68,7 +68,9 @@ def main() -> int:
 
 
 def update(net: nn.Module, optimizer: torch.optim.Optimizer, gradient: Tensor) -> None:
-    """Do one optimizer step with `gradient`, which has the gradients of all parameters in a row."""
+    """Do one optimizer step with `gradient`, a flat tensor of the gradients of all parameters, one after the other as
+    `net.parameters()` yields them.
+    """
     place = 0
     for parameter in net.parameters():
         part = gradient[place : place + parameter.numel()]

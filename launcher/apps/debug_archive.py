@@ -153,8 +153,9 @@ class _Redaction:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A file of the archive before its redaction: a text, a record or, with `lines`, a list of records to be written
-    line by line. `cut`: only the last part of the file is in it.
+    """A file of the archive, with the secrets and names that `member` removes. `content` is a text, a value to be
+    written as JSON or, with `lines`, a list of texts and JSON values to be written line by line. `cut`: only the last
+    part of the file is in it.
     """
 
     name: str

@@ -222,7 +222,9 @@ class Ledger:
         self.out.append(Finish(end, event))
 
     def _event(self, kind: str, text: str, cause: Cause | None) -> Event:
-        """Return an event with the run's progress at this moment."""
+        """Return a new event of this kind, with the time, the generation and how far the run is now: its step and its
+        newest checkpoint. It is not recorded yet.
+        """
         return Event(
             at=self.now.wall,
             attempt=self.attempt,

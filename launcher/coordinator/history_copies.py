@@ -13,9 +13,10 @@ _LOOK_S = 0.005
 
 
 class HistoryCopies:
-    """A number in memory that the coordinator and its supervisor share: how many bytes of the history are copied.
+    """A number in memory that the coordinator and its supervisor share: `copied`, the number of bytes from the start of
+    the history that at least half of the voters have.
 
-    The supervisor, which copies the history to other hosts, sets `copied`.
+    The supervisor, which copies the history to other hosts, sets it; the coordinator waits for it in `await_half`.
     """
 
     def __init__(self, shared: "memoryview[float] | None" = None) -> None:

@@ -99,9 +99,10 @@ class ReplicaFiles:
             return False
 
     def receive(self, save: Save, manifest: bytes, name: str, chunks: Iterable[memoryview]) -> None:
-        """Write a copy of the file `name` of a checkpoint from its pieces, into the checkpoint's draft on this disk.
+        """Write a copy of the file `name` of a checkpoint, whose bytes are in `chunks`, into the checkpoint's draft on
+        this disk: the folder in which its files are collected. `manifest` is the content of the checkpoint's manifest.
 
-        If another checkpoint has the name of this one's folder, the copy goes to a folder of its own, until `move_in`
+        If another checkpoint has the folder name of this one, the copy goes to a folder of its own, until `move_in`
         moves that into place. Raise CheckpointDamaged if the content does not match the manifest, and OSError if this
         disk fails.
         """

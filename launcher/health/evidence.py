@@ -28,7 +28,7 @@ class Fitness(StrEnum):
 class DeviceHealth:
     """The health of one device of one node: the verdict, a line about it, and the seconds that the check took."""
 
-    device: str
+    device: str  # such as `cpu` or `cuda:0`
     fitness: Fitness
     text: str  # one line, which names the device
     seconds: float = 0.0

@@ -194,7 +194,9 @@ class NodeAgent:
                 self.leave(Exit.OK)
 
     async def _check_link(self, request: messages.CheckLink) -> None:
-        """Measure the network link that `request` names, and send the result."""
+        """Measure the network link between this node and the one that `request` names, and send the result to the
+        coordinator. Do nothing if links are not measured in this run.
+        """
         if self._prober is not None:
             self._line.send(await self._prober.measure(request.number, request.peer))
 

@@ -1158,7 +1158,9 @@ def group_of(world: Any, process_group: Any, key: tuple[str, str], entries: Sequ
 
 
 def is_done(entry: dict[str, Any]) -> bool:
-    """Return whether a collective has completed, by its entry in the flight recorder of torch's process group."""
+    """Return whether a collective has completed. `entry` is its entry in the Flight Recorder of torch's process groups,
+    where a completed one has `retired` True or `state` "completed".
+    """
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 

@@ -212,7 +212,8 @@ def with_defaults(
     defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str], job: Section | None = None
 ) -> tuple[str, ...]:
     """Return the overrides, and after them, as KEY=VALUE, a cluster's defaults for all options that neither the
-    overrides nor the file `spec` sets.
+    overrides nor the file `spec` sets. `defaults` has pairs: an option such as `slurm.partition`, and its value as YAML
+    text.
 
     If the spec cannot be read or the overrides are wrong, only the overrides are returned. `job` is the table of a
     spec's options; None: the one without plug-ins.

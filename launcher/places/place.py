@@ -137,7 +137,9 @@ class Place(ABC):
 
     @abstractmethod
     def preview(self, plan: "Plan") -> Preview | None:
-        """Return what `start` would submit, or None if it submits no text."""
+        """Return the job script that `start` would submit, with the cluster's answer to a trial submit, or None if runs
+        start there without a script.
+        """
 
     @abstractmethod
     def start(self, plan: "Plan", attempt: int) -> None:

@@ -23,8 +23,8 @@ def names_a_secret(name: str) -> bool:
 
 
 def credentials_in(environ: Mapping[str, str], secrets: Collection[str]) -> tuple[str, ...]:
-    """Return the values of the variables named in `secrets`, and of every variable whose name ends in `key`, `token`,
-    `secret`, `password` or the like.
+    """Return the values in `environ` of the variables that are named in `secrets`, and of every variable whose name
+    ends in a word for a secret, as API_KEY does (`names_a_secret`). Names that are not set are passed over.
     """
     return tuple(value for name, value in environ.items() if name in secrets or names_a_secret(name))
 

@@ -158,8 +158,10 @@ def _target(
 
 
 def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the SSH options of this host, with keywords in lower case, where those in `said` override the
-    configuration; raise BadInput if the configuration cannot be read.
+    """Return OpenSSH's configuration of this host, by keyword in lower case, each with its words. Options in `said`,
+    such as a port that the clusters file gives, override it.
+
+    Raise BadInput if the configuration cannot be read.
     """
     files = _configuration_files()
     if shutil.which("ssh") is None:

@@ -48,8 +48,11 @@ def refuse_exposed(
 
 
 def refuse_strangers(path: Path, shown: str, says: str) -> None:
-    """Raise BadInput if another user owns the file or can write to it. `shown` is its name in the message, and `says`
-    the end, which tells why that matters.
+    """Raise BadInput if the file belongs to neither this user nor root, if its group or all users may write to it, or
+    if it cannot be looked at.
+
+    `shown` is its name in the message, and `says` the message's end, which tells what is in the file: "names commands
+    that run as you".
     """
     try:
         status = path.stat()

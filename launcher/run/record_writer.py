@@ -114,8 +114,8 @@ class RecordWriter:
             batch.append(entry)
 
     def _report_if_slow(self, took_s: float) -> None:
-        """Report to users, once in this object's life, that a record took longer than the lease to reach the disk;
-        leave it out if a full disk was reported.
+        """Report to users that a record took longer than the lease to reach the disk, if it did; do so once in this
+        object's life, and not if it was reported that a full disk refused records.
         """
         if took_s > self._lease_s and not self._told and not self._waited:
             self._told = True

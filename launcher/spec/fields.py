@@ -155,7 +155,7 @@ _BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff, r
 
 class _BudgetSection(Section, frozen=True, dict=True):
     """The section of a restart budget. It sets `explicit` in the Budget if the user has written a number of restarts:
-    then no other rule ends the run earlier.
+    then a failure that recurs at the same place does not end the run before these are used.
     """
 
     def made(self, values: dict[str, Any]) -> Any:

@@ -94,14 +94,15 @@ class CheckpointOptions(Struct, frozen=True):
 class Budget(Struct, frozen=True):
     """A limit on restarts for one cause (None: no limit), and how long to wait before each: `backoff_s` from the second
     failure in a row without progress on, doubled up to `backoff_max_s`. A restart no longer counts once the run has
-    trained for `refill_s` since. `explicit`: the user wrote the number, so that no other rule ends the run earlier.
+    trained for `refill_s` since. `explicit`: the user wrote the number, so that a failure that recurs at the same place
+    does not end the run earlier.
     """
 
     restarts: int | None  # None: no limit
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
     refill_s: float | None = 3600.0  # `refill:`; None: every restart counts for ever
-    explicit: bool = False  # the user wrote the number of restarts: no other rule ends the run earlier
+    explicit: bool = False  # the user wrote the number of restarts: a failure that recurs does not end the run earlier
 
 
 class Recovery(Struct, frozen=True):

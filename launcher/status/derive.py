@@ -179,10 +179,11 @@ def _nodes(own: RunState | None, *, ended: bool) -> tuple[NodeState, ...]:
 
 
 def next_command(run: str, state: State, cause: Cause | None = None, own: RunState | None = None) -> str:
-    """Return the command that a user most likely needs now, or "", for a run with the id `run` in this state, and with
-    this cause of failure.
+    """Return the command that a user most likely needs now, for a run with the id `run` in this state, and with this
+    cause of failure; "" if it has succeeded or its state is not known.
 
-    After a failure in the user's code, which `own` describes, it names what to correct before `launch resume`.
+    After a failure in the user's code, which `own` describes, the text has what to correct as well: the line at which
+    it failed, or the file that was left out of the run's code.
     """
     match state:
         case State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING:
@@ -296,8 +297,11 @@ def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
 
 
 def _cluster_verdict(facts: RunFacts, answer: ClusterAnswer) -> _Verdict:
-    """Return the conclusion from the cluster's answer about the run's job, if no record of the run tells how it
-    ended.
+    """Return the state of a run and a message from what the cluster answered about its job; no record of the run tells
+    how it ended.
+
+    While the job runs or is ending, the state that the coordinator recorded last counts. If the job has ended or is not
+    known any more, the run is lost, unless the answer has another state.
     """
     own, end = _own_state(facts), facts.end
     cause = end.cause if end is not None else None

@@ -152,7 +152,9 @@ def any_of(answers: Iterable[bool | None]) -> bool | None:
 
 
 def read_facts(path: Path) -> RunFacts:
-    """Return the facts from which a run's status is derived; nothing is written, and no cluster is queried."""
+    """Return the facts from which the status of the run in the folder `path` is derived, with those of its side roles;
+    nothing is written, and no cluster is queried.
+    """
     roles = role_dirs(RunDir(path))
     facts = _facts_of(path)
     return replace(facts, roles=tuple(map(_facts_of, roles))) if roles else facts

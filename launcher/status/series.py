@@ -240,9 +240,10 @@ def _put(rows: Rows, lines: list[_Line]) -> None:
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield (name, number) for each number of a JSON object, each name with `prefix` before it; numbers in nested
-    objects are called `outer/inner`.
+    """Yield (name, value) for each number of a JSON object, each name with `prefix` before it; numbers in nested
+    objects are called `outer/inner`. True and False are no numbers; the texts "nan", "inf" and "-inf" are.
 
+    Without a prefix, numbers that tell where the training is (step, epoch, world, start, attempt) are left out.
     Characters that are not valid text are replaced in names.
     """
     for key, value in line.items():

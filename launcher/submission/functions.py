@@ -204,8 +204,9 @@ def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, 
 
 
 def _rebuilt(raised: Mapping[str, Any], *, unpickle: bool) -> Exception | None:
-    """Return the exception that a rank's result `raised` describes: loaded from its pickle with `unpickle`, else made
-    anew if it is a built-in one with plain arguments; None if that is impossible.
+    """Return the exception that a rank has recorded in `raised`: loaded from its pickle (`value`) if there is one and
+    `unpickle` allows it, else made anew if its class (`what`) is a built-in one and its arguments (`args`) are plain
+    values. Return None if neither is possible.
     """
     module, _, name = str(raised.get("what")).partition(".")
     kind, args = getattr(builtins, name, None) if module == "builtins" else None, raised.get("args")

@@ -240,9 +240,10 @@ def start_missing(graph: GraphDir) -> list[RunId]:
 
 
 def _start(graph: GraphDir, record: GraphRecord, step: GraphStep, code: ProjectCode, before: Opened) -> None:
-    """Start the run of a step, with the graph's frozen `code`.
+    """Start the run of a step, with the graph's frozen `code`. Raise Refused if its id is in use, and the error that
+    prevents the start otherwise.
 
-    `before` are runs of the graph that were started before it, which an error names.
+    `before` are runs of the graph that were started before it: if there are any, the error names them and how to go on.
     """
     file, root = graph.step_spec(step.name), Path(record.project)
     try:

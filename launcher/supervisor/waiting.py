@@ -39,7 +39,7 @@ class OtherRun:
 
     state: State | None
     text: str = ""  # its state and the cause, as text for the user
-    step: int | None = None
+    step: int | None = None  # the newest that its ranks reported; None: unknown
 
     @property
     def over(self) -> bool:
@@ -158,7 +158,9 @@ def _write_state(run: RunDir, attempt: AttemptDir, state: State, text: str) -> N
 
 
 class Turn(Enum):
-    """How a wait ended that did not end the run: its turn has come, or the wait was stopped before."""
+    """The end of a run's wait to start, unless the run itself ended meanwhile: its turn has come, or the wait was
+    stopped before.
+    """
 
     COME = auto()  # the run starts
     STOPPED = auto()  # the wait was ended by a request to stop, or because the caller no longer waits

@@ -91,8 +91,8 @@ def plan_of(tensors: dict[str, TensorEntry], me: int, own_signature: int) -> Wri
     """Return the WritePlan of the rank at place `me` in the save group: which parts of the tensors it writes where.
 
     `own_signature` is a number made from the names, shapes and types of this rank's tensors (`signature`); when it
-    changes, a new plan is needed. Raises
-    TrainerError if a tensor is of a type that cannot be saved; the error is the same on all ranks.
+    changes, a new plan is needed. Raises TrainerError if a tensor is of a type that cannot be saved; the error is the
+    same on all ranks.
     """
     for entry in tensors.values():
         if entry.dtype not in ITEM_BYTES:
@@ -116,8 +116,8 @@ def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorE
     """Return, for each tensor, which rank writes each part, and where in that rank's file.
 
     `brought` has by tensor the parts of all `ranks` ranks. If several ranks have a part, the one with the fewest bytes
-    to write gets it. Rows of many equal parts come first, so that their parts are at the same offsets in all files, and
-    large parts before small ones.
+    to write so far gets it or, if the part is small, the first of them. Rows of many equal parts come first, so that
+    their parts are at the same offsets in all files, and large parts before small ones.
     """
     ends = np.zeros(ranks, np.int64)
     rows: dict[str, list[Chunk]] = {name: [] for name in brought}
@@ -195,7 +195,7 @@ def _relative_to(begins: tuple[int, ...], origin: tuple[int, ...]) -> tuple[int,
 
 
 def _aligned(at: int) -> int:
-    """Return the offset rounded up to the alignment of parts in a file."""
+    """Return the offset rounded up to a multiple of 64 bytes; each part in a file begins at such an offset."""
     return -(-at // _ALIGNED) * _ALIGNED
 
 

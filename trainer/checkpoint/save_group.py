@@ -150,7 +150,7 @@ class SaveGroup:
             raise
 
     def _send_down(self, message: bytes | None) -> RuntimeError | None:
-        """Send the message to all ranks directly below this one in the tree, and None as a notice that it is lost.
+        """Send the message to all ranks directly below this one in the tree; None tells them that a message was lost.
 
         An error with one does not keep it from the others; return the last error, or None if there was none.
         """

@@ -188,10 +188,10 @@ def singles(share: Share) -> list[Share]:
 
 
 def separated(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
-    """Return the shares, each with the places of the ranks that have the first part of its row or of a copy of the row.
+    """Return each share with the places in the save group of the ranks that have the first part of its row.
 
-    If any shares overlap, or are too many to compare, all are first divided into shares of one part. Each of these is
-    returned once, with all ranks that have it.
+    There is one such rank for each copy of the row. If any shares overlap, or are too many to compare, all are first
+    divided into shares of one part. Each of these is returned once, with all ranks that have it.
     """
     boxes = [(share.offsets, _row_lengths(share)) for share in shares]
     if len(shares) <= _FEW and not any(_overlap(*pair) for pair in combinations(boxes, 2)):

@@ -392,7 +392,11 @@ def _option(name: str) -> str:
 
 
 def _read(value: Any, field: "dataclasses.Field[Any]") -> Any:
-    """Parse an option's text for its setting; a default, which is no text, is returned as it is."""
+    """Return the value of the setting `field` that an option's text stands for, parsed as its kind says.
+
+    The text `none` is None if that is the default. A value that is no text is the default, and returned as it is.
+    Raises ValueError for a text that the kind cannot parse.
+    """
     if not isinstance(value, str):
         return value
     if value == "none" and field.default is None:

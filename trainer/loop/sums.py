@@ -27,7 +27,10 @@ class Sums:
         self._counts: dict[str, list[Count]] = {}
 
     def add(self, name: str, found: tuple[Count, Count]) -> None:
-        """Add a batch's `found` (a pair of a sum and the count that it is divided by) to the value called `name`."""
+        """Add a batch's `found` to the value called `name`: a pair of a sum and the count that it is divided by.
+
+        Either may be a number, or a tensor that stays on its device.
+        """
         total, count = found
         self._sums.setdefault(name, []).append(total)
         self._counts.setdefault(name, []).append(count)

@@ -168,8 +168,8 @@ class Survivor:
     def _begin_reloading(self, loop: Loop) -> None:
         """Prepare for a kill, after which all ranks load the newest checkpoint or snapshot in their processes.
 
-        Listen to launch, and report that this rank can continue so once a checkpoint or snapshot exists. Until then
-        launch restarts all ranks.
+        Watch for launch's messages, and report once a checkpoint or snapshot exists that this rank can continue in this
+        way. Until it has reported, launch restarts all ranks after a kill.
         """
         self.messages.open(self.launched.control)
         loop.updating = self._check_arrived

@@ -56,7 +56,7 @@ class ShardState:
     def put_back(self, subjects: Subjects) -> None:
         """Restore the state into `subjects`, the objects of the training.
 
-        Its models and optimizers were rebuilt on a mesh of the same shape.
+        The models and optimizers among them have been rebuilt, on a mesh of the same shape.
         """
         names = ModelNames(subjects.models)
         with torch.no_grad():

@@ -189,8 +189,9 @@ def drawn(schedule: str, ranks: int, micros: int) -> str:
 def picture(schedule: str, ranks: int, micros: int, stages: Sequence[str] = ()) -> str:
     """Return the timetable as SVG: forward passes blue, backward ones orange, waiting white.
 
-    `schedule` is the schedule's name (such as `1f1b`), `micros` the number of micro-batches. `stages` are lines of text
-    about the stages, which go below.
+    `schedule` is the schedule's name (such as `1f1b`), `micros` the number of micro-batches; if the schedule does not
+    work with so many, gpipe is drawn, whose order is used then. `stages` are lines of text about the stages, which go
+    below.
     """
     rows = timetable(schedule, ranks, micros)
     wide = max(_LEFT + _CELL * max(map(len, rows)), _LETTER * max(map(len, stages), default=0))

@@ -255,9 +255,11 @@ def _answered_shards(
 
 
 def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterator[tuple[Any, bool]]:
-    """Yield (batch, True) for each of this rank's batches; end, and close the queue, if a stop was asked for.
+    """Yield (batch, True) for each of this rank's batches, whose samples `queue` chooses.
 
-    True says that the batch's results count: `_in_step` adds batches with False, which only keep ranks in step.
+    End, and close the queue, if a stop was asked for. True says that the batch's results count. `_in_step` adds batches
+    with False, whose results are dropped: a rank without samples computes them so that the ranks that wait for it can
+    go on.
     """
     loader = DataLoader(
         prediction.dataset,

@@ -173,7 +173,8 @@ def _place(name: str, stored: object) -> tuple[str, int, int]:
 def _state(record: object, name: str) -> object:
     """Return the state of `record`, which stands for an object of the class `name` that was pickled.
 
-    Raises NotPlain if it stands for an object of another class, or is no record.
+    `name` is the module and the class with a blank between them. Raises NotPlain if it stands for an object of another
+    class, or is no record.
     """
     found = expect(Record, record)
     if found.name != name:

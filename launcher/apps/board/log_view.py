@@ -33,8 +33,10 @@ class BoardLine(msgspec.Struct, frozen=True):
 
 
 class LogRequest(msgspec.Struct, frozen=True):
-    """A request for part of a log: without `around`, the `limit` lines that come before its last `before` lines. Only
-    lines of `ranks` that contain `search` count.
+    """A request for up to `limit` lines of a log, among the lines of `ranks` that contain `search`.
+
+    If `around` is given, they are the first ones from shortly before that time on. Otherwise they are the last ones,
+    without the `before` lines at the end.
     """
 
     ranks: frozenset[int] | None = None  # None: all

@@ -390,7 +390,12 @@ def _checkpoints(question: _Question) -> BoardCheckpoints:
 
 
 def _curves(question: _Question) -> Curves:
-    """Return curves of the run's metrics, as the query asks; raise BadInput for an invalid query."""
+    """Return curves of the run's metrics or, with `of=system` in the query, of what its nodes and ranks use. `names`
+    chooses some, and `by` (step or time), `from`, `to` and `px` (a width in pixels) the part that is shown; with
+    `glimpse`, only a rough curve is drawn if the metrics were not read yet.
+
+    Raise BadInput for an invalid query.
+    """
     by = question.request.query_params.get("by", "step")
     if by not in ("step", "time"):
         raise BadInput(f"by: expected step or time, got {by[:100]!r}")

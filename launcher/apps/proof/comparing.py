@@ -42,7 +42,8 @@ def compared_rows(
 ) -> ComparedRows:
     """Compare what two runs reported, given by rank, at the steps that both reported; NaN equals NaN.
 
-    Only the metrics in `chosen` are compared or, if it is empty, all but rates and times.
+    Only the metrics in `chosen` are compared or, if it is empty, those that must be equal in every run by their names
+    (`is_of_the_training`), such as a loss or the learning rate, and not a rate or a time.
     """
     wanted = set(chosen).__contains__ if chosen else is_of_the_training
     pairs = list(_pairs(undisturbed, disturbed, wanted))

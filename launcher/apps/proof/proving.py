@@ -193,8 +193,8 @@ def _refuse_unknown(names: Sequence[str]) -> None:
 
 
 def _chosen(names: Sequence[str], recovery_mode: str) -> dict[str, Mode]:
-    """Return the modes (ways to kill and restart) by name: those in `names` or, if it is empty, those whose `usual_for`
-    has the spec's `recovery.mode`.
+    """Return the modes (ways to kill and restart) by name: those in `names`, which were checked, or if it is empty
+    those whose `usual_for` has the spec's `recovery.mode`.
 
     In the second case a mode gets its `usual_overrides`, if it has any, in place of its overrides of the spec.
     """

@@ -448,7 +448,9 @@ class WorkerGroup:
         return worker
 
     def _threads(self) -> int:
-        """Return how many threads each worker may use: an equal share of the cores."""
+        """Return how many threads each worker may use: an equal share of the cores that this process may use, at least
+        one.
+        """
         return max(1, len(os.sched_getaffinity(0)) // self._options.workers)
 
     async def _replace_ended(self, worker: ServingWorker, number: int) -> None:

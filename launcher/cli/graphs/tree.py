@@ -66,7 +66,8 @@ def heading(graph_id: str, state: State) -> str:
 
 def graph_facts(graph: Graph) -> dict[str, object]:
     """Return the facts about a graph as `--json` prints them: `graph` (its id), `graph_dir`, `state`, and `steps`, a
-    list of dicts with the keys `step` (its name), `needs`, `run` and `status`.
+    list of dicts with the keys `step` (its name), `needs`, `run` (its run's id) and `status` (a dict of the fields of
+    its run's status, or None if that run is not there).
     """
     steps = graph.steps()
     told = [{"step": one.name, "needs": one.needs, "run": one.run, "status": _facts(one.status)} for one in steps]
@@ -79,7 +80,8 @@ def _facts(status: RunStatus | None) -> dict[str, object] | None:
 
 
 def _row(step: StepStatus, branch: str, now: float) -> tuple[str, ...]:
-    """Return the table row of a step; `branch` is drawn before its name, and `now` is the Unix time up to which its
+    """Return the table row of a step: its name, its run's id, state, progress, restarts, duration and why it is in that
+    state; without a run, most are `-`. `branch` is drawn before the name, and `now` is the Unix time up to which the
     duration counts.
     """
     status, name = step.status, f"{branch}{step.name}"

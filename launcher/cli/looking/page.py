@@ -192,7 +192,10 @@ def _progress(status: RunStatus) -> str:
 
 
 def _checkpoint(status: RunStatus) -> str:
-    """Return text about the run's checkpoints: those of the trainer on disk, else the one that ranks reported."""
+    """Return text about the run's checkpoints: the newest step of the trainer's on disk and how many there are, else
+    the step that ranks reported last. The best one and damaged ones that were set aside (renamed) are counted after
+    that.
+    """
     from launcher import api  # late: it shows this page
     from launcher.status.checkpoints import Kept, by_script, kept  # late: 10 ms that the table of runs must not pay for
 

@@ -105,8 +105,8 @@ def _tables(parts: Sequence[api.Part], statuses: Sequence[RunStatus]) -> list[st
 
 
 def _plain(status: RunStatus) -> dict[str, object]:
-    """Return the newest samples of a run as `--json` prints them: in `nodes` a dict for each node, and from the run's
-    status `state`, `step`, `rate` and `last_rank`.
+    """Return what `--json` prints about a run: in `nodes` a dict for each node, the fields of its newest sample
+    (NodeLoad) with `host`, and from the run's status `state`, `step`, `rate` (steps per second) and `last_rank`.
     """
     hosts = {node.node: node.host for node in status.nodes}
     nodes = [{"host": hosts.get(load.node, ""), **msgspec.structs.asdict(load)} for load in status.loads]

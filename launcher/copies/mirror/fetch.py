@@ -137,10 +137,11 @@ def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
 
 def bring_newest(run: RunDir, holders: Holders) -> None:
     """Fetch the newest checkpoint, from which the run will resume on another cluster, and the best one, from the
-    machines in `holders`. A failure to fetch the best one is only reported to the user.
+    machines in `holders`. A failure to fetch the best one is only reported to the user. Then set aside (rename) what an
+    earlier fetch left incomplete here: the best one, and any newer than the one fetched.
 
-    Raise Unreachable if the run had checkpoints and no machine that answers has one; raise NotTransferred if none that
-    is found can be fetched.
+    Raise Unreachable if none is found although a machine that does not answer may have one, unless the user has allowed
+    to begin without; raise NotTransferred if none that is found can be fetched.
     """
     newest = fetch_to_resume_from(run, holders, holders.bring_home)
     _set_incomplete_aside(holders, newest.step if newest is not None else -1)

@@ -245,7 +245,7 @@ def _present(wanted: Held, held: Iterable[Held]) -> set[str]:
 
 
 def _names(held: Held) -> tuple[str, ...]:
-    """Return the names of all files of a checkpoint."""
+    """Return the names of all files of a checkpoint, whether the disk whose list the entry is from has them or not."""
     return (*held.present, *held.missing)
 
 

@@ -53,8 +53,8 @@ class SubmitToken(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> str:
-        """Return the token in the form in which it is written into a job field that the scheduler keeps, shows and does
-        not interpret.
+        """Return `launch:` and the token's text, as it is written into a job field that the scheduler keeps, shows and
+        does not interpret, such as Slurm's comment.
         """
         return f"{_MARK}{self.text}"
 

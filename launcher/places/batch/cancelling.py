@@ -207,8 +207,10 @@ class Cancelling:
             raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
 
     def _wait_for_the_end(self, timeout_s: float) -> None:
-        """Wait until this attempt has ended, for `timeout_s` at most. If the run opens a later attempt meanwhile, that
-        is asked to stop as well, and its end is awaited instead.
+        """Wait until this attempt has ended, or return after `timeout_s` even if it has not.
+
+        If the run opens a later attempt meanwhile, that one is asked to stop as well, and its end is awaited instead,
+        within the same time.
         """
         deadline = time.monotonic() + timeout_s
         while not self._has_ended() and time.monotonic() < deadline:

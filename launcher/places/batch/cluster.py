@@ -232,7 +232,9 @@ class BatchCluster(Place):
         return [*taken, *priority_problems(spec.queue, self.queue.called), *dependency_problems(self.queue, awaited)]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Submit the jobs that a killed submitter did not, and end jobs that were submitted twice."""
+        """Submit the jobs that a killed submitter did not. If an attempt was submitted twice, cancel the job that is
+        not its recorded one while it waits. Let waiting jobs use nodes again whose exclusion has expired.
+        """
         self._heard = list(attempts), of_each(attempts, lambda whole: mend(self.queue, whole))
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:

@@ -385,7 +385,9 @@ def read_hosts(text: str, gpu: str = "gpu") -> list[ExecHost]:
 
 
 def _host(host: ET.Element, gpu: str) -> ExecHost:
-    """Return the host in its XML element; `gpu` is the resource name for GPUs."""
+    """Return a host from its XML element in the output of qhost; `gpu` is the name of the resource that counts GPUs. A
+    host without a load is down: Grid Engine does not reach it.
+    """
     values = {one.get("name"): one.text or "" for one in host.iter("hostvalue")}
     free = {one.get("name"): number(one.text or "") for one in host.iter("resourcevalue")}.get(gpu)
     queues, cpus = frozenset(one.get("name") or "" for one in host.iter("queue")), number(values.get("num_proc", "-"))

@@ -124,7 +124,9 @@ class LocalCluster(Place):
         finish(run, attempt)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start the process that inspects ranks, on this machine, and return the connection to it."""
+        """Start a process on this machine that inspects the ranks of node `node` for commands such as `launch stacks`,
+        and return the connection to its stdin and stdout.
+        """
         from launcher.node.inside.visit import host_here  # late: only who looks inside needs it
 
         return host_here(run, attempt, node, os.environ)

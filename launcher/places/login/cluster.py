@@ -246,7 +246,9 @@ class LoginCluster(Place):
     # -- what they have written
 
     def bring_logs(self, run: RunDir) -> None:
-        """Copy new logs and metrics from the login node; do nothing once the run has ended and all were copied."""
+        """Copy new logs and metrics from the login node; do nothing once the run has ended and all were copied. If the
+        node does not answer, the logs here stay as they are; raise LaunchError if there are none yet.
+        """
         files.bring_logs(run.whole)
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:

@@ -230,10 +230,10 @@ def send_code(line: RemoteLaunch, code: CodeList, digest: str, folder: str, limi
 
 
 def remote_spec(plan: Plan, text: bytes, waits: tuple[str, ...]) -> RemoteSpec:
-    """Return the spec as the login node gets it: the file's `text`, and the plan's options without those about reaching
-    that node.
+    """Return the spec as the login node gets it: the file's `text`, the overrides of the plan, and the cluster's
+    default options except for those about reaching that node.
 
-    `waits` are overrides that say what the run waits for on that node.
+    `waits` are further overrides, which say what the run waits for on that node.
     """
     defaults = _defaults_without_login(plan)
     file, project = os.fsencode(plan.spec_file), os.fsencode(plan.project)

@@ -242,8 +242,8 @@ class SlurmSystem(BatchSystem):
         return [host for host in avoid if host in lost_last or host not in usable]
 
     def this_start(self) -> JobStart:
-        """Return the job in which this process runs: `12`, or `12_3` in an array. For an element SLURM_JOB_ID may be
-        another number, so the array's id and the index are used.
+        """Return the job in which this process runs, whose id is `12`, or `12_3` for the element 3 of an array. For an
+        element SLURM_JOB_ID may be another number, so the array's id and the index are used.
         """
         array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         if array and index:

@@ -94,7 +94,10 @@ class SshCluster(Place):
         """Return None, because nothing is handed to a batch system."""
 
     def prepare(self, plan: Plan) -> PreparedStart:
-        """Begin to prepare the hosts for an attempt, and return the object that starts it."""
+        """Start to install the launcher on the pool's hosts, in a thread, and return the object that then hands an
+        attempt to them. The facts about the hosts are asked first if they are not known yet; raise LaunchError if none
+        can be had.
+        """
         from launcher.places.ssh.submit.handover import PoolHandover  # late: `launch status` needs none of it
 
         self.machine(plan.spec)  # already known if this object was asked before
@@ -178,9 +181,11 @@ class SshCluster(Place):
         return fetch.fetch(run, checkpoint)
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Copy the files that ranks wrote beside their code to folders below `draft`; return a folder for each host.
+        """Copy the files that ranks wrote into their folder of code on each host, to folders below `draft`; return the
+        folder of each host that has any.
 
-        `frozen` names the files of the code itself, which are not copied.
+        `frozen` names the files of the code itself, which are not copied. Raise Unreachable if a host does not answer,
+        after copying those of the others.
         """
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 

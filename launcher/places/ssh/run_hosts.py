@@ -23,8 +23,8 @@ def handed_to(run: RunDir, attempt: AttemptDir) -> list[Place]:
 
 
 def places_ever(run: RunDir, of: Sequence[AttemptDir] | None = None) -> dict[str, Place]:
-    """Return, by name, every host that an attempt of the run was handed to, with its newest address; leave out hosts
-    that a user gave up.
+    """Return, by name, every host that an attempt of the run was handed to, with its newest address. Leave out a host
+    that a user gave up, unless a later attempt was handed to it again.
 
     With `of`, only these attempts count.
     """

@@ -40,8 +40,8 @@ def have(projects: Path, digest: str) -> bool:
 
 
 def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *, links_out: bool = False) -> Path:
-    """Store the tree `files` under its digest in `projects`, the folder of trees, and return its path. `read` gets a
-    number of bytes and returns at most so many of the next contents.
+    """Store the tree `files` under its digest in `projects`, the folder of trees, and return its path; a complete tree
+    that is there already stays. `read` gets a number of bytes and returns at most so many of the next contents.
 
     `links_out` permits links that lead out of the tree. Nothing is written through any link. Raise BadInput for an
     invalid tree, or for contents that do not have this digest (CodeChanged), and OSError if it cannot be written.

@@ -124,8 +124,8 @@ def _declared(home: Path) -> Iterator[Path]:
 
 
 def _is_compiled(folder: Path, sites: Collection[Path]) -> bool:
-    """Return whether a package in the folder is installed in one of `sites`, the site-packages folders, with compiled
-    modules, which the project's files do not have.
+    """Return whether a package of the same name as one in the folder is installed, with compiled modules (*.so), in one
+    of `sites`, the site-packages folders. The project's files lack these, so they cannot replace it.
     """
     names = {init.parent.name for init in folder.glob("*/__init__.py")}
     return any(any((site / name).rglob("*.so")) for site in sites for name in names)

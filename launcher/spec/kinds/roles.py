@@ -23,7 +23,7 @@ class PortToTry(Leaf, frozen=True):
     WORDS = "true or the name of a port"
 
     def convert(self, scalar: Scalar) -> bool | str:
-        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
+        """Return True for `true`, else the text, which names a port; raise Unfit if it cannot be such a name."""
         return True if scalar.text == "true" else PORT_NAME.convert(scalar)
 
     def schema(self) -> Json:

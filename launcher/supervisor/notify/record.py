@@ -13,9 +13,9 @@ class MailServer(msgspec.Struct, frozen=True):
 
     host: str
     port: int = 587
-    user: str | None = None
+    user: str | None = None  # None: no login
     password: str | None = None
-    sender: str | None = None
+    sender: str | None = None  # the address in From; None: `user` if it is an address, else launch@ and this host
     tls: str = "auto"  # auto: TLS on port 465, else STARTTLS if the server offers it or a password requires it
 
     def __repr__(self) -> str:

@@ -251,7 +251,9 @@ class AllRuns:
             self._asked[kind] = self._threads.submit(api.statuses, runs, api.WATCH_S)
 
     def _answered(self) -> list[_Looked]:
-        """Return the runs about which clusters have answered since the last call."""
+        """Return the runs of each kind of cluster whose query has ended since the last call, with the state that it
+        brought; if it failed, with the last known state and the error as its message.
+        """
         found: list[tuple[api.Run, RunStatus]] = []
         for kind in [kind for kind, asked in self._asked.items() if asked.done()]:
             asked, runs = self._asked.pop(kind), self._waiting.pop(kind)

@@ -198,10 +198,11 @@ class BatchSupervisor(Strategy):
         return self.run_attempts(queue, start, wakeup, int(self.words[1]) if len(self.words) > 1 else None)
 
     def run_attempts(self, queue: BatchSystem, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
-        """Run one attempt after the other for as long as this allocation lasts, and return the exit code. `wakeup`
-        receives the signals by which the scheduler asks the job to end.
+        """Run one attempt after the other for as long as this allocation lasts. Return the exit code with which to
+        leave the job: that of the run's end, or the one by which the scheduler requeues the job.
 
-        `killed_by` is the signal that killed the previous batch process of the same start, or None if there was none.
+        `wakeup` receives the signals by which the scheduler asks the job to end. `killed_by` is the signal that killed
+        the previous batch process of the same start, or None if there was none.
         """
         if killed_by is not None:
             end_all(lambda: tagged_of_run(self.run.path, os.getuid()))

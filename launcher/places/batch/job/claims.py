@@ -99,8 +99,8 @@ def _submit_token_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
 
 
 def _take(queue: BatchSystem, attempt: AttemptDir, job: str, submit_token: str) -> bool:
-    """Claim the attempt, in the job with this submit token, for this process; return whether it is the first one to do
-    so, which alone may run it.
+    """Claim the attempt for this process, if no other process has; return whether it could. Only the process that
+    claimed an attempt may run it. Record `job`, with this submit token, as the attempt's job then.
     """
     if not claim_attempt(attempt.started):
         return False

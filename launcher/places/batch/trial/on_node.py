@@ -28,8 +28,11 @@ _STEP_S = 0.02
 
 
 def answer_questions(folder: Path, limit_s: float, me: str, address: str) -> None:
-    """Write this node's first answer, then answer the questions in the folder, such as for its torch and GPUs, until
-    `limit_s` has passed or the trial is over. `me` and `address` are the batch system's name and address of this node.
+    """Write this node's answer number 0, unasked: its versions, clock and addresses. Then wait for the files with
+    questions to it, one after the other, and write a file with the answer to each, such as about its torch and GPUs.
+
+    Return once `limit_s` has passed or the file that says that the trial is at work is gone. `me` and `address` are the
+    batch system's name and address of this node.
     """
     until = time.monotonic() + limit_s
     interface = (folder / AT_WORK).read_text()

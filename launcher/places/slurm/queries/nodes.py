@@ -219,7 +219,9 @@ def read_partition_nodes(text: str) -> list[Node]:
 
 
 def partitions(partition: str | None = None) -> list[str]:
-    """Return the sinfo command for the limits of a partition, or of all partitions for None."""
+    """Return the sinfo command that shows a partition's time limits, its numbers of nodes by state, and whether it
+    takes jobs; None stands for all partitions. `read_partitions` reads the output.
+    """
     return ["sinfo", "--noheader", *_partition_option(partition), f"--format={FIELD.join(_PARTITION_FORMAT)}{ROW}"]
 
 

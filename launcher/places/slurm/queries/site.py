@@ -46,7 +46,9 @@ def show_partitions() -> list[str]:
 
 
 def read_rules(text: str) -> dict[str, PartitionRules]:
-    """Return the rules of each partition by its name, from the output of `show_partitions`."""
+    """Return how jobs of each partition are preempted, by the partition's name, from the output of `show_partitions`. A
+    partition without a GraceTime gets 0 seconds.
+    """
     found = {}
     for line in text.splitlines():
         fields = read_fields(line)
@@ -70,7 +72,9 @@ def show_config() -> list[str]:
 
 
 def read_config(text: str) -> Config:
-    """Return the settings in the output of `show_config`."""
+    """Return the settings of Slurm that the launcher uses, such as its version and whether jobs are requeued, from the
+    output of `show_config`.
+    """
     fields = read_settings(text, "=")
     storage = fields.get("AccountingStorageType")
     return Config(

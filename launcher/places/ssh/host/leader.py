@@ -102,8 +102,8 @@ class HostWatch:
 
 
 def is_outvoted(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> bool:
-    """Return whether one of the hosts in `there` has voted for a newer attempt than the present one, in which no ranks
-    have started yet.
+    """Return whether the present attempt has not started any ranks, and one of the hosts in `there` has voted for a
+    newer attempt.
 
     That host takes no records of the present attempt, so that its agent would never find the coordinator.
     """

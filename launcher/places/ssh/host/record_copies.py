@@ -78,8 +78,8 @@ def opens(name: str) -> RoleAttempt | None:
 
 
 def history_of(role: str, attempt: int) -> str:
-    """Return the name by which messages between hosts call a role's history: the file of the role's events, which are
-    those of all its attempts; `attempt` is the number of the present one.
+    """Return the name that messages between hosts use for the history of a role: the file with the events of all its
+    attempts. The number of its present attempt is a part of the name, though the file is one for all.
     """
     return f"{role} {attempt} {EVENTS}"
 

@@ -238,11 +238,11 @@ class SupervisorState:
         return tuple(Path(one.run_dir).name for one in self.plan.roles)
 
     def agent(self, records_due: SharedEvent | None = None) -> AgentProcess:
-        """Return this host's agent, not yet started, with the GPUs and slots that this host holds. The first time it is
-        the agent that this supervisor has adopted, if there is one, which runs already.
+        """Return a new agent for this host, not yet started, with the GPUs and slots that this host holds. If an agent
+        was adopted (one that runs already, and whose supervisor was killed), return that one, but only once.
 
         The coordinator, if it runs in the agent, sets `records_due` when records are to be copied to other hosts at
-        once. Raise SlotsLost if an adopted agent's slots cannot be taken again.
+        once. Raise SlotsLost if the slots that an adopted agent held until it exited cannot be taken again.
         """
         adopted, self.adopted = self.adopted, None
         if adopted is not None:

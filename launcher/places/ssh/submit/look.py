@@ -105,8 +105,9 @@ def _of_another_machine(
     """Return the state of a run that another machine submitted, and may have resumed on further hosts of the pool.
     `said` has the report, or the error, of each host on which this machine knows the run to be.
 
-    Unless a report in it says that the run succeeded, the pool's other hosts are asked, too, and a newer attempt on
-    them counts instead. If none has one, and a host does not answer, return the state last seen.
+    If one of these reports says that the run succeeded, that is its state. Otherwise the pool's other hosts are asked,
+    too, and the state is that of a newer attempt which they report, if there is one. If they report none, and one of
+    them does not answer, return the state last seen.
     """
     best = best_of(with_the_run(said), apart=plan.disks_apart)
     if best is not None and best.head.state is State.SUCCEEDED:

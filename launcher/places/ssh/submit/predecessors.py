@@ -72,8 +72,9 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _seen_by(ssh: Ssh, one: AwaitedRun) -> set[str]:
-    """Return the hosts of the pool that can see the awaited run's files: those that the run was handed to, or all hosts
-    if they share a disk and the run was handed to one of them; none if its newest attempt is not on a pool.
+    """Return the names of the hosts of the pool `ssh` that can see the awaited run's files: those of them that the run
+    was handed to, or all if they share a disk and the run was handed to one of them. None can if the run's newest
+    attempt is not on a pool.
     """
     run = RunDir(Path(one.run_dir))
     attempt = newest(run)

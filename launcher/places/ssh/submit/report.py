@@ -187,11 +187,11 @@ def keep(run: RunDir, told: HostReport) -> None:
 
 
 def _keep_beginning(run: RunDir, attempt: AttemptDir, told: HostReport) -> None:
-    """Record on this machine an attempt that hosts opened by themselves: with this machine's plan of the run, changed
-    to those hosts that run the attempt.
+    """Record on this machine that the hosts opened an attempt by themselves, as after the loss of one: write its
+    folder, with this machine's plan of the run, in which only the hosts that run the attempt are left.
 
-    A run that was submitted on another machine may continue on hosts that this machine's pool lacks, which are left out
-    of the plan. Raise LaunchError if any other run continues on a host to which it was not handed, or if the report
+    If the run was submitted on another machine, hosts that this machine's pool lacks may run it too; the plan is
+    without them. Raise LaunchError if another run continues on a host to which it was not handed, or if the report
     names a host twice or none that is known here.
     """
     begun, plan = told.head.begun or OpenedByHosts((), None, time.time()), read_plan(run, attempt.number)
