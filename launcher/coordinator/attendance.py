@@ -124,8 +124,9 @@ class Attendance:
     def _replace(self, node: KnownNode, join: Join) -> Loss | None:
         """Handle a new agent on a node that had another agent, and forget the faults that the other one reported.
 
-        Return the loss of the previous agent if it is proven dead, by a reboot of the machine or by the new agent's
-        report. Else return None; if its ranks may still run, it is tracked as a stale agent until its lease ends.
+        Return the loss of the previous agent if it had ranks and is proven dead, by a reboot of the machine or because
+        the new agent reports its death. Else return None; if its ranks may still run, it is tracked as a stale agent
+        until its lease ends.
         """
         before, process, loss = node.process, join.process, None
         if node.holds and node.link is not Presence.LOST and before is not None:

@@ -213,7 +213,9 @@ def brief(end: RankExit, cause: Cause) -> str:
 
 
 def evidence(end: RankExit) -> str:
-    """Return what the cause was derived from, such as an exit code or a signal."""
+    """Return as text what shows how the rank ended: its exit code or signal, and a report that memory ran out; or that
+    its end was not observed.
+    """
     parts = [f"exit code {end.code}"] if end.code is not None else []
     parts += [signal_name(end.signal)] if end.signal is not None else []
     parts += ["the kernel or CUDA reported that memory ran out"] if end.oom else []

@@ -331,7 +331,9 @@ class Coordinator:
             self._closer.close(Verdict(Cause.DISK, text, node=node.index))
 
     def _stop_asked(self, message: messages.StopAsked) -> None:
-        """Begin the requested stop; a later request only counts if it cancels the run."""
+        """Stop the attempt for the reason in the message, such as a preemption, after letting ranks save. If a stop was
+        requested before, the message has no effect, unless it is the first that cancels the run.
+        """
         attempt = self._attempt
         kind = message.kind if message.kind in verdict.STOPS else "preempt"
         if attempt.stop is not None and (kind != "cancel" or attempt.stop == "cancel"):

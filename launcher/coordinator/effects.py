@@ -67,7 +67,7 @@ class EndAttempt:
 
 @dataclass(frozen=True, slots=True)
 class StoodStill:
-    """The coordinator was suspended for `seconds`."""
+    """The coordinator's process stood still for `seconds`, for example suspended; no lease or limit counts them."""
 
     seconds: float
 

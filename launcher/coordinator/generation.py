@@ -184,8 +184,9 @@ class Generation:
         return heartbeat.same and mono < self._quiet_until.get(heartbeat.node, 0.0)
 
     def unaccounted(self, heartbeat: Heartbeat) -> list[Rank]:
-        """Return the ranks that should be running on the heartbeat's node but are missing from it; none if the node was
-        never cut off in this generation, or if the heartbeat says only that its ranks are as before.
+        """Return the ranks that should be running on the heartbeat's node but are missing in the heartbeat, because the
+        news of their end was lost. None are if the node never lost its connection in this generation, or if the
+        heartbeat lists no ranks because nothing has changed (`same`).
         """
         if heartbeat.node not in self.returned or heartbeat.same:
             return []
@@ -313,8 +314,8 @@ class Generation:
             self._live -= 1
 
     def _set_idle(self, rank: Rank, idle: bool) -> None:
-        """Set whether the rank is idle, that is silent for longer than `Silence` allows, and keep the count of idle
-        ranks.
+        """Set whether the rank is idle, that is without report or output for longer than its limit in `Silence`, and
+        update the number of idle ranks.
         """
         self._idle += idle - rank.idle
         rank.idle = idle

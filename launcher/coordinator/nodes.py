@@ -77,7 +77,9 @@ class KnownNode:
             self.preparing, self.preparing_since = what, mono
 
     def mark_ready(self, mono: float) -> None:
-        """Record that ranks can be started on the node, from the time `mono` on."""
+        """Record that the node's preparation, such as its imports, was complete at the time `mono`, so that ranks can
+        be started on it.
+        """
         if not self.ready:  # else it may import again for later ranks
             self.record_preparation("", mono)  # the last heartbeat still said what it had to complete
         self.ready = True
@@ -124,7 +126,9 @@ class KnownNode:
 
     @property
     def is_reachable(self) -> bool:
-        """Return True if messages to the node reach the agent that runs its ranks."""
+        """Return True if messages to the node reach the agent that runs its ranks: an agent is connected, and no
+        earlier agent of the node may still run.
+        """
         return self.link is Presence.UP and self.stale_agent is None
 
 
@@ -213,8 +217,8 @@ class NodeTable:
         return [node for node in self if node.is_replaced or (node.index in self._guests and node.process is None)]
 
     def returning(self, mono: float) -> dict[int, float]:
-        """Return the nodes whose agent has died and is to be replaced: by index, the time until which the new agent is
-        awaited.
+        """Return the nodes whose agent has died and whose supervisor is about to start another: by index, the time,
+        later than `mono`, until which the new agent is awaited.
         """
         moments = {index: self[index].returns_by for index in self._returning}
         return {index: moment for index, moment in moments.items() if moment > mono}

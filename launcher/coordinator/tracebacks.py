@@ -79,8 +79,8 @@ def _inner_exception(text: str, traceback: str) -> ExceptionReport | None:
 def likeliest(reported: ExceptionReport | None, recorded: ExceptionReport | None) -> ExceptionReport | None:
     """Return the report of a rank's exception that is more likely right, or None if both are None.
 
-    It is `recorded`, from the error file, unless that is None or `reported`, from the parent process, has the same
-    type and text.
+    It is `reported`, from the parent process, if both have the same type and text or there is no `recorded`, from the
+    error file; else `recorded`.
     """
     if reported is None or recorded is None:
         return reported or recorded

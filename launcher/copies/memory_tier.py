@@ -41,9 +41,9 @@ _OWNER = "owner.json"
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The record in a memory folder: the run and the agent that use it."""
+    """The record in one of these folders: the run whose snapshots it has, and the agent that uses it now."""
 
-    run_dir: str
+    run_dir: str  # absolute
     agent: ProcessId
 
 

@@ -42,8 +42,8 @@ class NodeMemory(ReplicaFiles):
         self.manifest(save)
 
     def _holder(self, save: Save) -> ReplicaFiles:
-        """Return the folder of this node's ranks if it has this save, else that of the copies, be it there or not. A
-        Save identifies the node too, as snapshots of one step on two nodes have different manifests.
+        """Return the folder of this node's ranks if it has this save, else that of the copies, without a check that it
+        has the save. A Save belongs to one node, as snapshots of one step on two nodes have different manifests.
         """
         try:
             self.own.manifest(save)

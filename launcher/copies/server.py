@@ -106,7 +106,7 @@ class ReplicaServer:
         self._listener = WireServer(key, _to_server, self._serve, _MOST_PEERS, protocol.LINE_BYTES)
 
     async def start(self) -> None:
-        """Listen for peers, and set `port`."""
+        """Listen for peers at any free port, and set `port` to it. Raise OSError if that fails."""
         self.port = await self._listener.start(self._address)
 
     async def close(self) -> None:

@@ -110,7 +110,9 @@ class Uploads:
         return work.problem if work.hopeless else ""
 
     def close(self) -> None:
-        """Stop uploading before the next piece of a file."""
+        """Stop uploading before the next piece of a file, and return at once. Checkpoints that are not in the store by
+        then are left to the next `follow`.
+        """
         if self._work is not None:
             self._work.stop()
             self._work = None

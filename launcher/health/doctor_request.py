@@ -39,7 +39,9 @@ class DoctorRequest:
         return words | dict(self.asked)
 
     def refuse_all_but(self, *known: str) -> None:
-        """Raise BadInput if an option was given that is not among `known`."""
+        """Raise BadInput if the command line has an option that is not among `known`, the names (without dashes) of the
+        options that the caller's kind of cluster has.
+        """
         for name, whose in self.given.items():
             if name not in known:
                 place = "" if whose == OF_THIS_MACHINE else " slurm"

@@ -72,11 +72,11 @@ def main() -> int:
 
 
 async def coordinate(run: RunDir, plan: Plan, number: int, lease: Lease) -> Exit:
-    """Run the coordinator of a role whose node 0 is another machine, without an agent, until the attempt has ended, and
-    return the exit code for this process.
+    """Run the coordinator of a role (one of several programs of a run) whose node 0 is another machine, without an
+    agent. Return the exit code for this process once the attempt has ended.
 
-    `number` is the attempt's. `lease` holds the memory that this process shares with its supervisor; no rank runs under
-    it here.
+    `number` is the attempt's. `lease` is only used for the memory that it shares with this process's supervisor; no
+    rank runs here.
     """
     attempt, loop = run.attempt(number), asyncio.get_running_loop()
     token, copies = read_intent(attempt).token, lease.copies if plan.disks_apart else None

@@ -381,7 +381,7 @@ class _ByKind(Struct, frozen=True):
 
 
 def _kinds_with_entries() -> list[str]:
-    """Return all kinds of clusters that may have an entry in the file, including those of plug-ins."""
+    """Return the kinds that an entry of the file may have as its `kind`: the built-in ones, then those of plug-ins."""
     return [*_ours_with_entries(), *plugins()]
 
 

@@ -25,8 +25,8 @@ def kept_elsewhere(runs: Sequence[RunDir], *, remove: bool = False) -> list[Kept
 
 
 def kinds_of(run: RunDir) -> list[str]:
-    """Return the kinds of clusters on which the run has had attempts and which have to be asked about it, because its
-    folder does not show everything.
+    """Return the kinds of clusters on which the run has had attempts, without the local one: clusters of these kinds
+    have to be asked about the run, because its folder on this machine does not show everything.
     """
     intents = (readable(attempt.intent, Intent) for attempt in attempts(run))
     kinds = dict.fromkeys(intent.cluster_kind for intent in intents if intent is not None)

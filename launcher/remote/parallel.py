@@ -165,6 +165,8 @@ def _next(ended: "queue.SimpleQueue[str]") -> str:
 
 
 def _undo(undo: Callable[[T], None] | None, future: Future[T]) -> None:
-    """Call `undo`, unless it is None, with the result of the future, if it has one."""
+    """Call `undo` with the result of the future, which is done. Do nothing if the future has an exception, or `undo` is
+    None.
+    """
     if undo is not None and future.exception() is None:
         undo(future.result())

@@ -92,7 +92,9 @@ def sync_files(root: Path, files: Collection[str | Path], folders: Collection[Pa
 
 
 def sync_trees(root: Path, trees: Collection[Path]) -> None:
-    """Make all files in the new folders `trees` below `root`, which were written without fsync, durable."""
+    """Make durable all files in the new folders `trees`, which were written without fsync: one by one or, if they are
+    many, by syncing the whole file system of `root`, on which they are.
+    """
     found = (Path(folder) / name for tree in trees for folder, _, names in os.walk(tree) for name in (".", *names))
     first = list(islice(found, _MANY + 1))
     if len(first) > _MANY and _sync_file_system(root):
@@ -186,7 +188,9 @@ def readable(path: Path, kind: type[T]) -> T | None:
 
 
 def write_sealed(path: Path, record: Any) -> None:
-    """Write a record with a checksum, for `read_sealed`."""
+    """Write a record and its checksum as JSON, in place of the old file; `read_sealed` reads it and raises Damaged if
+    the checksum does not match.
+    """
     data = msgspec.json.encode(record)
     write_record(path, Sealed(msgspec.Raw(data), zlib.crc32(data)))
 

@@ -95,8 +95,8 @@ class RecordWriter:
                     return
 
     def _batches(self) -> Iterator[list[_Entry]]:
-        """Yield the queued entries in order, as many together as one append to a file can take; wait while there is
-        none, and end at the entry None.
+        """Yield the queued entries in order, in lists that one append to a file can take; wait while there is none. End
+        at the entry None, which means that no more will come.
         """
         batch: list[_Entry] = []
         while True:

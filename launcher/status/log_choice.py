@@ -93,7 +93,9 @@ def _shown(line: bytes) -> str:
 
 
 def _backwards(fd: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, line) for each line that begins before the offset `end`, the last one first."""
+    """Yield (offset, line without its line feed) for each line before the offset `end`, the last one first. A line that
+    `end` divides is cut off there. Stop at a line longer than `_LONGEST_BYTES`, of which only the end is yielded.
+    """
     position, rest, is_end = end, b"", True
     while position > 0 and len(rest) < _LONGEST_BYTES:
         size = min(_BLOCK_BYTES, position)

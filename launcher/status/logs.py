@@ -251,9 +251,9 @@ class LogReader:
                 yield LogLine(line.at, attempt, 0, line.rank, None, line.text)
 
     def _discover(self) -> None:
-        """Find new log folders and files.
+        """Find new folders and files of logs, to be read from the start or from the time that `choice` gives.
 
-        The logs of an older generation have been read to their end, and are not opened again.
+        Logs of generations before the newest that was found are not opened any more: they have been read to their end.
         """
         for key, folder in self._folders():
             if key < self._newest and key not in self._open:

@@ -279,11 +279,12 @@ def _checked(file: Path, on: str, overrides: tuple[str, ...], root: Path | None)
 
 @contextmanager
 def _step_files(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Iterator[tuple[RunId, dict[str, Path]]]:
-    """Write each step's spec to a temporary file, and yield (a free id for the graph, {step: its file}); delete the
-    files at the end of the context.
+    """Write each step's spec to a temporary file, and yield (an id for the graph that no graph or run has yet, {step:
+    its file}); delete the files at the end of the context.
 
-    A BadInput about these files that is raised in the context passes on with positions in `file`, the graph's. `root`
-    is the project, and `on` the cluster of steps that name none, or None if it is not known.
+    If a BadInput about these files is raised in the context, its line numbers are changed to those in `file`, the
+    graph's, and it passes on. `root` is the project, and `on` the cluster of steps that name none, or None if it is not
+    known.
     """
     runs = registry.runs_root(root)
     graph_id = new_run_id(graph.name, partial(_is_taken, graph, runs))

@@ -80,9 +80,9 @@ def open_runs(
 def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) -> Path:
     """Start the run with this id and return its folder; raise Refused if the id is in use.
 
-    No other process may create the same run at the same time. `checkpoint` is copied into the run, to start from (None:
-    it starts from nothing). If this process is killed, the run may exist or not, and its id may remain in the list of
-    runs.
+    The caller ensures that no other process creates the same run at the same time. `checkpoint` is copied into the run,
+    to start from (None: it starts from nothing). If this process is killed, the run may exist or not, and its id may
+    remain in the list of runs.
     """
     root = registry.runs_root(Path(wish.project.path), create=True)
     if not (root / run_id).exists():

@@ -69,10 +69,11 @@ def marked_above(folder: Path) -> Path | None:
 
 
 def facts_of_code(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Sequence[str]) -> Project:
-    """Return the facts about the code that a plan needs, such as what it imports.
+    """Return the facts about the code that a plan needs: its files, the modules that the program imports from
+    elsewhere, whether `run.module` exists, a syntax error, and the modules that the interpreter certainly lacks.
 
-    `root` is the project, `python` the interpreter of the ranks, and `folders` are those from which the project's own
-    packages are imported.
+    `root` is the project, `code` its files to freeze, `python` the interpreter of the ranks, and `folders` are those
+    from which the project's own packages are imported.
     """
     files = {entry.path for entry in code.files}
 

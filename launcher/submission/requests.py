@@ -198,8 +198,8 @@ def check_on_cluster(wish: Request) -> Request:
 
 
 def spec_problems(wish: Request, machine: Machine, unset: Collection[str]) -> list[Misfit]:
-    """Return every problem of the request's spec, or of its roles, on a cluster whose nodes are as `machine` says;
-    `unset` are secrets without a value.
+    """Return every problem of the request's spec and, if it has several programs, of their specs, on a cluster whose
+    nodes are as `machine` says. `unset` has the names of secrets without a value, each of which is a problem.
     """
     if not wish.roles:
         return check(wish.spec, machine, wish.project, unset)
@@ -233,11 +233,12 @@ def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
 
 
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
-    """Return (the request with the cluster that can wait for its conditions, the problems of conditions that neither
-    the cluster nor this machine can wait for).
+    """Return (the request with a cluster that can wait until the run may start, the problems of conditions for the
+    start, such as the end of another run, that neither the cluster nor this machine can wait for).
 
-    The cluster is replaced by one that waits on this machine if checkpoints have to be fetched here first, or if the
-    cluster cannot see a run that is waited for, or cannot limit how many of the runs submitted together are active.
+    The cluster is replaced by one that waits on this machine and then starts the run on the first one, if checkpoints
+    have to be fetched here first, or if the first cluster cannot see a run that is waited for, or cannot limit how many
+    of the runs submitted together are active.
     """
     problems = [one for one in queue_problems(wish) if wish.together or one.key != _AT_ONCE]
     unseen = [one.key for one in problems if one.key.startswith("queue.after")]

@@ -300,7 +300,7 @@ class RolesOfRun:
         return is_ready(way, part.run, attempt, part.plan, mine)
 
     def _note(self, text: str) -> None:
-        """Append an event about roles, unless the disk refuses it."""
+        """Append `text` as an event about roles to the run's events.jsonl; without effect if the disk refuses it."""
         with contextlib.suppress(OSError):  # a disk that takes nothing now: no program waits for it
             append_line(self._run.events, Event(time.time(), self._attempt.number, "role", text))
 

@@ -320,7 +320,9 @@ class _Inbox:
         self._wait()
 
     def add(self, lines: _Lines) -> None:
-        """Read this connection from now on: call its `read` when something has arrived, in place of the event loop."""
+        """Read this connection from now on: pause its own reading by the event loop, and call its `read` method when
+        something has arrived.
+        """
         lines.pause()
         self._lines[lines.descriptor] = lines
         self._epoll.register(lines.descriptor, select.EPOLLIN)

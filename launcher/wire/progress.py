@@ -37,12 +37,12 @@ _MAX_STEP = 1 << 53
 
 
 class ExceptionReport(msgspec.Struct, frozen=True):
-    """An uncaught exception, as the rank's starter reports it or as the end of the rank's log shows it: its last line,
-    the frame of user code, the exceptions of its chain, and the rank that it names as failed.
+    """An uncaught exception of a rank, as the process that started the rank reports it or as the end of the rank's log
+    or its error file shows it.
     """
 
-    line: str = ""
-    where: str = ""
+    line: str = ""  # the last line of the traceback: type and text
+    where: str = ""  # the innermost frame of the user's code, as `file:line in name`
     raised: tuple[Raised, ...] = ()  # this exception and its causes
     failed_rank: Count | None = None  # the rank that it names as failed, for example one that could not save
 

@@ -477,7 +477,7 @@ class Saver:
     def _read(self, step: int) -> tuple[str, frozenset[str], float]:
         """Return (nonce, file names, seconds since 1970 when it was saved) from the manifest of this step.
 
-        Raises CheckpointDamaged or OSError.
+        The nonce is the save's random name, by which two saves of one step differ. Raises CheckpointDamaged or OSError.
         """
         manifest = catalog.read_manifest(self._entry(step), partial=True)
         return manifest.nonce, frozenset(file.name for file in manifest.files), manifest.saved_unix_s

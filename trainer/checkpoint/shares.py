@@ -149,8 +149,9 @@ def _next_offsets(dim: int, share: Share) -> tuple[int, ...]:
 def _extend(dim: int, share: Share, other: Share) -> bool:
     """Append the parts of `other` to those of `share` if both make one row along `dim`; return whether they do.
 
-    The caller has checked that `other` begins where `share` ends. Its ranks must follow at the same distance too, and
-    both need the same copies; else nothing is changed.
+    The caller has checked that `other` begins in the tensor where `share` ends. They make one row if their ranks are
+    also at the same distance (`stride`) from part to part, and both have equally many copies at the same distance. If
+    not, nothing is changed.
     """
     stride = share.stride if share.count > 1 else other.first - share.first
     rows = all(one.count == 1 or (one.stride, one.dim) == (stride, dim) for one in (share, other))

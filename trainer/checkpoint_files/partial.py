@@ -213,8 +213,8 @@ def set_aside(folder: Path, step: int, kind: Kind = "step") -> Path:
 def _held_at(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
     """Return what this disk has of the checkpoint at `path`.
 
-    None if it is damaged or removed meanwhile, has no manifest yet, or is a draft of a save to a single disk. `parsed`
-    is kind and step from a final name, None for a draft's name.
+    None if it is damaged or removed meanwhile, has no manifest yet, or is a draft (a save that is not committed) whose
+    files are all on a single disk. `parsed` is kind and step from a final name, None for a draft's name.
     """
     try:
         data = read_small(path / MANIFEST)

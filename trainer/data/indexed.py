@@ -55,7 +55,10 @@ class Indexed:
                 yield Batch(data, samples, samples * world_size / whole, micro.hi == micro.stop, whole, indices)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the facts that decide the order of an epoch, which must not change in the middle of one."""
+        """Return what decides the order of an epoch: `length` (of the data), `shuffle` and `seed`.
+
+        They must not change in the middle of an epoch.
+        """
         return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed}
 
     def shared(self, state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -332,5 +332,8 @@ def _fits(tensor: torch.Tensor) -> bool:
 
 
 def _unpickled(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the tensor that was pickled by value, from its bytes (`content`), type and shape."""
+    """Return a CPU tensor with these bytes (`content`), type and shape.
+
+    Pickle calls it to rebuild a small tensor that `_Packer` stored by value.
+    """
     return torch.frombuffer(bytearray(content), dtype=dtype).view(shape)

@@ -43,7 +43,11 @@ _file = msgspec.json.Decoder(_File)
 
 
 class KeptCuts:
-    """Finds and saves how one training's model is cut: as in its newest checkpoint, else as first measured."""
+    """Finds and saves how one training's model is cut into stages.
+
+    A restart uses the cut in its newest checkpoint or, without a checkpoint, the one that was measured first, which is
+    in a file beside the checkpoints.
+    """
 
     def __init__(self, folder: Path, world: World, measure: Callable[[], Sample] | None) -> None:
         """Take `measure` to get a sample, or None if the model is only evaluated and its cut does not matter."""

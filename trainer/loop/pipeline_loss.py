@@ -280,10 +280,10 @@ def sample_of(loss: LossFunction, data: Any, settings: Settings, world: World) -
 
 
 def _shape_of(answer: Answer) -> _Shape:
-    """Return the form of a loss function's answer.
+    """Return which values of a loss function's answer are pairs of a sum and a count, and not means.
 
-    If the answer has a count, as of tokens, its loss and all other values are noted as pairs of a sum and a count, else
-    only those values that are such pairs themselves.
+    If the answer has a count, as of tokens, its loss and all other values are such pairs, else only those values that
+    the function returned as a tuple.
     """
     counts = answer.count is not None
     return _Shape(

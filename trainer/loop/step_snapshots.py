@@ -126,6 +126,7 @@ class StepSnapshots:
     def save_rank_state(self, loop: Loop, step: int, *, known: bool) -> bool:
         """Save this rank's own state after step `step`; return False if there is no memory for it, else True.
 
+        It is the random generators, the losses summed since the last log and, if they are this rank's own, the buffers.
         If the state is copied to another node, the transfer begins. With `known` False this rank has no valid state:
         nothing is saved, the rank that keeps its copies receives an empty one, and True is returned.
         """
@@ -295,5 +296,8 @@ class StepSnapshots:
 
 
 def _has_buffers(loop: Loop) -> bool:
-    """Return whether this rank's buffers are part of its state; with whole replicas only rank 0's are."""
+    """Return whether this rank's buffers are part of its state.
+
+    They are with a strategy that shards; if every rank has the whole model, only rank 0's are.
+    """
     return loop.training.world.is_first or loop.strategy.is_sharded

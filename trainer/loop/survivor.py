@@ -420,7 +420,10 @@ class Survivor:
         loop.training.say(f"continues in place after step {loaded.step}, from {where}; {again}{why}")
 
     def _add_verified(self, loop: Loop, step: int) -> None:
-        """Tell the loop's new Checkpointer which checkpoints up to `step` were verified before ranks reconnected."""
+        """Tell the loop's new Checkpointer which checkpoints up to `step` were verified before ranks reconnected.
+
+        This process wrote or read them whole; as verified they count among those to keep.
+        """
         loop.checkpointer.add_verified({one: finite for one, finite in self.snapshots.verified.items() if one <= step})
 
     def _activate(self, loop: Loop) -> None:

@@ -24,7 +24,8 @@ _OF_HUGGING_FACE = ("config", "generation_config")
 def begin_with(start: StartFrom | None, loop: Loop) -> None:
     """Load the weights that the user gave to begin with into the model, which is already wrapped for the strategy.
 
-    `start` is a file or folder of weights, or a function that loads them into the model; None does nothing.
+    `start` is a file or folder of weights, or a function that is called with the model and loads them into it. If it is
+    None, nothing is done.
     """
     if start is None:
         return

@@ -72,7 +72,10 @@ class Control:
 
     @property
     def has_message_for_step_end(self) -> bool:
-        """Whether there is a message that can wait for the end of a step."""
+        """Whether launch has sent a message that can wait for the end of a step; `wait` reads it.
+
+        It says that other ranks are to join, while none was lost.
+        """
         return bool(self._ready(0, self._at_step_end))
 
     def fileno(self) -> int:

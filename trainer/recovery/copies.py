@@ -92,7 +92,7 @@ class Copies:
             del self.kept[old]
 
     def _send(self, data: bytes, holder: int) -> None:
-        """Start to send bytes to the rank `holder`, which keeps the copies of this one's state."""
+        """Start to send bytes to `holder`, which keeps copies of this rank's state; `finish` waits for the end."""
         message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self._going.append((_begun(dist.isend(message, dst=holder, group=self.world.control, tag=_TAG)), message))
 

@@ -31,7 +31,7 @@ def compile_parts(parts: Sequence[nn.Module]) -> None:
 
 
 def warn_of_eager_parts() -> bool:
-    """Log the first reason why torch left something uncompiled; return whether there is one."""
+    """Log the first reason why torch has left something uncompiled in this process; return whether there is one."""
     from torch._dynamo.utils import counters  # late: the same
 
     for kind in ("graph_break", "unimplemented"):

@@ -301,9 +301,10 @@ class Pipeline:
                     one.grad = gradient if one.grad is None else one.grad.add_(gradient)
 
     def _new_schedule(self, micros: int, *, learns: bool) -> Any:
-        """Return torch's schedule for `micros` micro-batches; the first batch that runs in it discovers shapes.
+        """Return torch's schedule for `micros` micro-batches; with `learns` it has backward passes.
 
-        With `learns`, the schedule has backward passes.
+        The first batch that runs in it also finds the shapes of the tensors that pass between stages, so that a
+        schedule serves only batches of one shape.
         """
         from torch.distributed import pipelining  # late: half a second, and only some want it
         from torch.distributed.pipelining.schedules import ScheduleLoopedBFS  # late: with it

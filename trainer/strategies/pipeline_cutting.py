@@ -34,7 +34,7 @@ class Cut:
 
     @property
     def begins(self) -> list[str]:
-        """The names of the parts with which stages begin, except the first stage."""
+        """The name of the first part of each stage but the first."""
         return [row[0] for row in self.rows[1:]]
 
     @property

@@ -186,9 +186,10 @@ def _whole(pixels: int) -> Transform:
 
 @dataclass(frozen=True, slots=True)
 class ServedInputs:
-    """The form of a served model's inputs: pictures of any size, or numbers.
+    """The form of a served model's inputs: picture files of any size, or three colours of `pixels` x `pixels` numbers.
 
-    `from_picture` is the transform of a picture (None: the model was trained on generated images, which are numbers).
+    `from_picture` turns a picture into the model's input. If it is None, the model was trained on generated images, and
+    an input is numbers.
     """
 
     classes: tuple[str, ...]  # their names

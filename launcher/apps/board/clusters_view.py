@@ -145,8 +145,8 @@ class Survey:
             self._answers[name] = at, hosts, _error_text(name, error)
 
     def _cluster(self, name: str, kind: str, rows: Sequence[BoardRow]) -> BoardCluster:
-        """Return the cluster `name` for the page, from its last answer and from those of `rows`, the rows of all runs,
-        that are on it.
+        """Return the cluster `name` for the page, from its last answer (without hosts before the first one) and from
+        those of `rows`, the rows of all runs, that are on it and have not ended.
         """
         at, hosts, error = self._answers.get(name, (0.0, [], ""))
         mine = [row for row in rows if row.cluster == name and not row.ended]

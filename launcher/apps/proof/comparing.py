@@ -25,9 +25,9 @@ class ComparedRows:
     differs, or None.
     """
 
-    at: tuple[int, ...]  # steps at which both runs reported the same metric
-    metrics: tuple[str, ...]
-    first: Departure | None
+    at: tuple[int, ...]  # the steps compared: both runs reported a value of the same metric and rank
+    metrics: tuple[str, ...]  # the names of those compared
+    first: Departure | None  # step, rank, metric and both values
 
 
 def is_of_the_training(metric: str) -> bool:

@@ -182,7 +182,9 @@ class FinishedRun:
 
 
 def finished(run: Run, status: RunStatus) -> FinishedRun:
-    """Return the records of a run that has ended, after fetching those on other machines."""
+    """Return the metrics, checkpoints, events and first steps of a run that has ended with `status`, after fetching
+    what is on other machines. Only complete checkpoints of steps count, and `checkpoints` has those on this machine.
+    """
     run.renew()
     folder = RunDir(run.path)
     whole = [one for one in run.checkpoints() if one.kind == "step" and one.state is Condition.OK]

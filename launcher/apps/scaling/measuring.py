@@ -240,7 +240,9 @@ class _Measuring:
         return found
 
     def _measured(self, one: Configuration) -> MeasuredSpeed:
-        """Return the speed of a configuration over all its runs so far."""
+        """Return the speed of a configuration, which has the logged lines of all its runs so far, one after the other.
+        The first steps of each run, which only warm up, do not count.
+        """
         return measured(self.rows.get(one, []), self.schedule.warm, self.schedule.last)
 
     def _point(self, one: Configuration, scaling: str) -> ScaledRun:

@@ -280,8 +280,8 @@ class Engine:
         self.free(worker)
 
     def _settle(self, wanted: WantedAnswer[AnswerFuture], answer: Answer, step: int | None, now: float) -> None:
-        """Pass the answer or error for one input to all clients that wait for it, and cache an answer, computed by the
-        checkpoint of step `step`, at time `now`.
+        """Pass the answer or error for one input to all clients that wait for it. `step` is that of the checkpoint that
+        computed it. An answer is cached, at time `now`, unless another checkpoint has taken over; an error is not.
         """
         if "json" in answer and step == self.step:  # answers of a group that was replaced meanwhile are not cached
             self._cache.put(wanted.key, answer["json"], now)

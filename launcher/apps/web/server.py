@@ -53,7 +53,7 @@ class WebServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, close those from which no whole request has come, and wait until the others were
-        answered.
+        answered, at most for uvicorn's `timeout_graceful_shutdown`.
         """
         for door in self.servers:
             door.close()

@@ -76,7 +76,9 @@ def _print_changes_since_commit(run: api.Run, most: int | None, *, as_json: bool
 
 
 def _tables(found: Comparison) -> list[str]:
-    """Return the lines of one table with all sections, so that the columns of the runs line up."""
+    """Return the lines of one table with all sections (results, arguments, spec, environment, packages), a column for
+    each run. A section without a difference is only named in the last line.
+    """
     sections = {
         "results": [*_results(found.results), *_metrics(found.metrics)],
         "arguments": [*_rows(found.arguments)],

@@ -220,7 +220,7 @@ def _fitted(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def value_text(value: float | None) -> str:
-    """Return a value as text, or `-` for None."""
+    """Return a metric's value as text with five significant digits, or `-` for None."""
     return "-" if value is None else f"{value:.5g}"
 
 

@@ -129,8 +129,8 @@ class HotOpener:
         return place(generation.members, [*stay, *free], len(generation.members))
 
     def _obstacle(self, members: Sequence[int], lost: set[int]) -> str:
-        """Return why the nodes in `members` cannot continue in place after the loss of those in `lost`, such as a rank
-        whose training cannot, or a node that is cut off; "" if they can.
+        """Return why the next generation, on the nodes `members`, cannot continue in place after the present one has
+        lost the nodes `lost`, such as a rank whose training cannot, or a node that is cut off; "" if it can.
         """
         attempt, generation = self._attempt, self._attempt.current
         if attempt.phase is not AttemptPhase.RUNNING:

@@ -35,8 +35,10 @@ class Joiner:
         return inf if self._attempt.joining is None else self._attempt.joining.gives_up_at
 
     def check(self) -> None:
-        """Begin to start additional ranks if nodes for them are usable, give the start up if something prevents it, or
-        add the ranks once all of them wait to join. Call it after every event.
+        """Begin to start additional ranks if nodes for them are usable. If they are being started, add them once all
+        wait to join, or stop them if one has ended or is late, a node is lost, or the running ranks cannot be joined.
+
+        Call it after every event.
         """
         joining = self._attempt.joining
         if self._attempt.phase is AttemptPhase.OVER:

@@ -22,10 +22,10 @@ from launcher.status.facts import role_dirs
 
 
 class RoleReport(msgspec.Struct, frozen=True):
-    """The state of one role: its newest attempt, its coordinator's last state, and how the attempt ended (None if it
-    has not).
+    """The state of one role: its newest attempt, the last state that its coordinator wrote (None if it has written
+    none), and how the attempt ended (None if it has not).
 
-    A role whose ranks restart independently has a report per rank.
+    A role whose ranks restart independently has a report per rank. `name` is that of the role's folder.
     """
 
     name: RunId

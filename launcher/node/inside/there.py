@@ -60,7 +60,9 @@ _WIRES = ("LAUNCH_PROGRESS", "TORCHELASTIC_ERROR_FILE")
 
 
 def ranks_here(attempt: AttemptDir, node: int) -> dict[int, RankProcess]:
-    """Return the live ranks of this node by rank number."""
+    """Return the ranks of node `node` (this one) whose processes are alive, by rank number, from the attempt's records
+    of its processes.
+    """
     found = (readable(path, RankProcess) for path in attempt.rank_processes(node))
     return {one.rank: one for one in sorted(filter(None, found), key=lambda one: one.rank) if alive(one.process)}
 

@@ -282,8 +282,8 @@ class RankGroup:
         return self._home.attempt.error_file(self._home.node.index, rank.local)
 
     def heartbeats(self) -> tuple[RankHeartbeat, ...]:
-        """Return the recent activity of each live rank, for the agent's heartbeat. If its log has grown, this is
-        recorded as activity, unless the rank writes stacks that the agent asked for.
+        """Return for the agent's heartbeat what each live rank last reported, and for how long it has been idle. A rank
+        whose log has grown is not idle, unless it writes stacks that the agent asked for.
         """
         return tuple(self._heartbeat(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
 

@@ -103,7 +103,9 @@ class Preparation:
 
     @property
     def starter(self) -> Starter:
-        """Return what starts a rank: a reserve process if one is ready, else the zygote or a new interpreter."""
+        """Return what starts a rank: a reserve process if one is ready, else the zygote or, if there is none, a new
+        interpreter.
+        """
         return FromReserve(self.reserve, self._fresh_starter)
 
     @property

@@ -427,8 +427,8 @@ class BatchSystem(ABC):
     # -- hosts
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - of those that can
-        """Return the hosts that jobs of the queue (None: any queue) may get, with one query; none by default, for a
-        batch system that cannot list them. `gpu` is its resource name for GPUs.
+        """Return the hosts that jobs of the queue (None: any queue) may get, with one query. By default return none, as
+        a batch system that cannot list them does. `gpu` is the batch system's name of the resource GPU.
         """
         return []
 

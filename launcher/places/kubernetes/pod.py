@@ -99,8 +99,9 @@ class PodRecord(msgspec.Struct, frozen=True):
 
 
 def stand_by(folder: Path, index: int) -> None:
-    """Write this pod's file, whose name is its `index` and which has its name and address, into the folder. It is
-    called repeatedly while the pod waits, because `meet` in the first pod ignores old files, of an earlier start.
+    """Write the name and address of this pod, the one with number `index`, to a file in the folder, which all pods
+    share. It is called repeatedly while the pod waits, because `meet`, which reads the files in the first pod, ignores
+    old ones, of an earlier start.
     """
     make_dir(folder)
     record = PodRecord(os.environ["JOB_LAUNCH_POD"], os.environ["JOB_LAUNCH_POD_ADDRESS"])

@@ -345,7 +345,9 @@ def hosts_of(nodelist: str) -> list[str]:
 
 
 def addresses_of(hosts: Sequence[str]) -> dict[str, str]:
-    """Return the address by which others reach each host: Slurm's, or the one to which the host's name resolves."""
+    """Return the IP address by which others reach each host: that of Slurm's NodeAddr or, if Slurm does not answer, of
+    the host's own name. Raise LaunchError if it cannot be resolved.
+    """
     try:
         known = {name: node.address for name, node in read_nodes(ask(show_nodes(hosts)).out).items()}
     except Unreachable:

@@ -85,10 +85,11 @@ def ask(
 
 
 def _check(program: str, answer: Answer) -> None:
-    """Raise Unreachable if squeue or sacct failed, because its missing rows do not mean that jobs have ended.
+    """Raise Unreachable if `program` is squeue or sacct and failed, because its missing rows do not mean that jobs have
+    ended. A failure of another program raises nothing.
 
     An unknown job id for squeue, and a cluster without accounting for sacct, are no failures. If the controller does
-    not know the user, squeue only prints an error and exits with 0, which counts as a failure too.
+    not know the user, squeue only prints an error and exits with 0, which counts as a failure.
     """
     lines = error_lines(program, answer.err)
     known = {"squeue": "invalid job id specified", "sacct": "accounting storage is disabled"}.get(program)

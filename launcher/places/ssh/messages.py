@@ -91,7 +91,7 @@ class CodeTree(msgspec.Struct, frozen=True, tag="code"):
 
 
 class Supervisors(msgspec.Struct, frozen=True, tag="roster"):
-    """Send the addresses of all supervisors, by node of the plan. → None"""
+    """Give the host the address of each host's supervisor for this run, in the order of the plan's nodes. → None"""
 
     peers: tuple[Peer, ...]
 

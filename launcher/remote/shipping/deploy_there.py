@@ -80,8 +80,8 @@ def _make(place: str, folder: str, asked: dict[str, object]) -> None:
 
 
 def _borrow(packages: str) -> None:
-    """Make the environment, whose packages are in the folder `packages`, find the packages installed for this Python
-    as well. They replace compiled packages, such as msgspec, of which the sender has none that fit this Python.
+    """Let the new environment, whose own packages are in the folder `packages`, import the packages installed for this
+    Python where it has none itself: compiled ones, such as msgspec, which the sender does not have for this Python.
     """
     import site  # late: only where our packages do not fit
 

@@ -89,7 +89,9 @@ class TableOf(Struct, frozen=True):
         return f"a mapping from {self.key.words()} to {self.value.words()}"
 
     def parse(self, node: Node) -> dict[str, Any]:
-        """Return the value that the node stands for; raise Wrong with every problem in it."""
+        """Return the node's entries as a dict, each key read by the kind `key` and each value by the kind `value`; {}
+        if the node is null. Raise Wrong with every problem in it.
+        """
         if isinstance(node, Scalar) and node.is_null:
             return {}
         if isinstance(node, Unusable):

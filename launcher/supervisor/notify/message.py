@@ -68,8 +68,8 @@ class Message(msgspec.Struct, frozen=True):
         return "\n".join([self.title, *self.lines[:-1], *self.tail, *self.lines[-1:]])
 
     def _numbers(self) -> str:
-        """Return as one line the step, the first metrics and the newest checkpoint's step, as far as they are known; ""
-        if none is.
+        """Return as one line the step, the first eight metrics and the newest checkpoint's step, as far as they are
+        known; "" if none is.
         """
         of = f" of {self.total_steps}" if self.total_steps is not None else ""
         steps = [f"step {self.step}{of}"] if self.step is not None else []

@@ -104,8 +104,8 @@ class Occupancy:
 
 
 def occupancy(table: str | None = None) -> Occupancy:
-    """Return which runs hold slots and which wait, from the kernel's table of unix sockets, or from `table`, its text
-    as in /proc/net/unix, if given.
+    """Return which runs hold slots and which wait, from the kernel's table of unix sockets or, if `table` is given,
+    from this text in the form of /proc/net/unix. A lock on a GPU that names no run counts as a holder without a name.
     """
     if table is None:
         # A row can be missed where another goes while the table is read, and hardly twice.

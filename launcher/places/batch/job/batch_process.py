@@ -85,8 +85,10 @@ class JobEndRequests:
         return min(self._look_at, self._limit_at)
 
     def to_end(self) -> bool:
-        """Return whether the attempt is to end: SIGTERM has come, the time for saving before a time limit that was
-        announced by a warning has begun, or a user has asked for it. The stop request is then in the attempt's folder.
+        """Return whether the attempt is to end, after writing the stop request into its folder unless a user did.
+
+        It is to end if SIGTERM has come, if a user has asked for it, or if a warning has come and ranks have to begin
+        to save in order to be done before the time limit.
         """
         now = time.monotonic()
         if self._wakeup.stop_asked:

@@ -156,8 +156,9 @@ class AttemptOnHost:
             shutil.rmtree(self.run.path, ignore_errors=True)
 
     def give_up(self, why: str) -> None:
-        """If this host leads and the attempt has no end yet, write that it failed by a launcher fault, with the message
-        `why`. If it does not lead, do nothing: the other hosts notice that this host is gone.
+        """Write, before this supervisor exits because of the error `why`, that the attempt failed by a launcher fault.
+        Do so only if this host leads and the attempt has no end yet. If another host leads, the other hosts notice that
+        this one is gone.
         """
         if self.leads and read_record(self.attempt.end, AttemptEnd) is None:
             self.end(AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, 0.0, why))

@@ -255,7 +255,7 @@ class Ballot:
 
 
 def _request(asked: Vote) -> RequestVote:
-    """Return the request for a vote in the form that `quorum/core.py` takes."""
+    """Return another host's request for this host's vote in the form that `quorum/core.py` takes."""
     return RequestVote(asked.attempt, asked.node, Records(*msgspec.structs.astuple(asked.records)))
 
 

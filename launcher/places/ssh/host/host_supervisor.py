@@ -201,7 +201,9 @@ def _carried_out(supervisor: SupervisorState, wakeup: Wakeup) -> int | None:
 
 
 def _exit_code(supervisor: SupervisorState, unsaid: Exit) -> int:
-    """Return the exit code in the attempt's end record, or `unsaid` if it has none."""
+    """Return the exit code in the end record of the supervisor's present attempt, or `unsaid` if there is no such
+    record that can be read.
+    """
     end = readable(supervisor.attempt.end, AttemptEnd)
     return end.exit_code if end is not None else unsaid
 

@@ -113,8 +113,8 @@ def is_outvoted(supervisor: SupervisorState, there: Mapping[int, SupervisorStatu
 
 
 class LeaderStop(StopSignal):
-    """Requests the attempt's end on SIGTERM, or once the attempt is outvoted, so that another one follows: a host has
-    voted for a newer attempt before ranks have started in this one.
+    """The request to end the leader's attempt: by SIGTERM, or because the attempt is outvoted, and another one follows.
+    It is outvoted if a host has voted for a newer attempt before ranks have started in this one.
     """
 
     def __init__(self, wakeup: Wakeup, attempt: AttemptDir, before: AttemptDir | None, hosts: HostWatch) -> None:

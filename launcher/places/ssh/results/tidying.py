@@ -36,7 +36,8 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
     """Return how many bytes each host keeps of the runs. With `remove`, also delete there, after counting, the runs
     that have no process on the host, and frozen code that no other run needs.
 
-    If the hosts of a run share a disk, its bytes are counted once, for the first of them that answers.
+    If the hosts of a run share a disk, its bytes are counted once, for the host that reports the most. A host that
+    does not answer has 0 bytes and the reason in `silent`; it is left out if another host answered for all its runs.
     """
     shared = {run.id for run in runs if not _disks_apart(run)}
     settled: set[RunId] = set()
