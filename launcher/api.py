@@ -840,9 +840,9 @@ def validate(spec: Spec, *, overrides: Sequence[str] = ()) -> None:
 def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Path]]]:
     """Give each spec a file for the duration of the context: its own, or a temporary one if it is a dict or object.
 
-    Yield the file of each spec, and for each temporary file the folder of its project, which the current folder
-    decides. A BadInput raised inside shows `spec` in place of a temporary file's path. Raise BadInput for a spec of
-    another type, or an empty path.
+    Yield the file of each spec, and for each temporary file the folder of its project: the project that the current
+    folder belongs to. A BadInput raised inside shows `spec`, or `specs[1]` if there are several, in place of a
+    temporary file's path. Raise BadInput for a spec of another type, or an empty path.
     """
     if all(isinstance(spec, str | Path) for spec in specs):
         yield [_file(spec) for spec in specs if isinstance(spec, str | Path)], {}

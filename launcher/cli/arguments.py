@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 RUN_HELP = "a run's id, a unique beginning of one, or `last`"
 _PATTERN = "a pattern of ids and names, such as 'lr-*', quoted from the shell"
 
-# The types of what --json prints, each by the words for which it is printed; "" where there is one alone.
+# The types of what --json prints, by a text that says when each is printed ("" for the only one).
 Answers = Callable[[], Mapping[str, Any]]
 _MOST_S = 1e9
 
 
 class Arguments(argparse.ArgumentParser):
     """The parser of one command's arguments. `of_the_script` is a hint for an unknown option that may be the script's.
-    `answers` returns the types that the command prints with --json, each by the words for which it is printed; with
-    `answers_by_line` it prints one object per line.
+    `answers` returns a mapping for the forms of the command's --json output, from a text that says when a form is
+    printed ("" for the only form) to its type; with `answers_by_line` the output is one object per line.
     """
 
     of_the_script = ""  # a hint how to give the script an option, or ""

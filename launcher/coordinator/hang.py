@@ -331,8 +331,8 @@ def _outside(found: Sequence[RankLook], ranks: Sequence[RankLook]) -> HangVerdic
 
 
 def _none_in_collective(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Return the verdict that no rank is in a collective, with the place where most ranks are; None if some rank may be
-    in one.
+    """Return the verdict that no rank is in a collective, with the line where most ranks are. Return None if some rank
+    is in one, or may be: it is inside torch.distributed, or its stack is not known.
     """
     living = _living(ranks)
     if waits or not living or not all(one.stack for one in living) or any(map(_in_torch_distributed, living)):

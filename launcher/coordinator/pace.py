@@ -44,7 +44,9 @@ class Pace:
         self._made_before = self.made_in_all
 
     def receive(self, ranks: Iterable[RankHeartbeat], mono: float) -> None:
-        """Update the progress from the reports of `ranks`."""
+        """Update the progress from the heartbeats of `ranks`, all of the open generation. A metric that several ranks
+        report is taken from the lowest of them.
+        """
         for news in ranks:
             if news.checkpoint is not None and not self.moves:
                 self._began_at = news.checkpoint  # that they have loaded: an older one, where the newest is damaged

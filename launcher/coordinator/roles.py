@@ -87,9 +87,10 @@ class Roles:
     def ended(self, name: str, end: AttemptEnd, now: float) -> AttemptEnd | None:
         """Record that part `name` has ended; return the end of the whole attempt if this end decides it, else None.
 
-        The attempt ends if all roles have to start again because of this part. If the spec marks a role as main, it
+        A part that ended to be started again (QUEUED) is due after the delay in `end`; but if the spec's `restart` of
+        its role is `all`, the attempt ends, for all roles to start again. If the spec marks a role as main, the attempt
         also ends once any part has failed; that it ends when the main role succeeds is the caller's decision. If none
-        is marked, it ends once all parts have ended.
+        is marked, it ends once all parts have succeeded, have failed, or wait for a part that can never be ready.
         """
         part = self._parts[name]
         part.is_there = False

@@ -397,7 +397,7 @@ class CoordinatorServer:
     def _write_state(self) -> None:
         """Queue the current state to be written, and schedule the next call, which writes a newer one.
 
-        If an earlier state still waits for the disk, leave this one out, and have the next call come soon.
+        If an earlier state still waits for a slow disk, queue none, and schedule the next call sooner than usual.
         """
         if self.ended.done():
             return

@@ -338,7 +338,9 @@ def torch_of(python: str, environ: Mapping[str, str], limit_s: float = 60.0) -> 
 
 
 def _own_torch() -> tuple[str, str, int]:
-    """Return (version, CUDA or ROCm build, number of GPUs that it sees) of this interpreter's torch."""
+    """Return (version, CUDA or ROCm build, number of GPUs that it sees) of this interpreter's torch; raise what its
+    import raises. The build is "" for a torch for CPUs.
+    """
     import torch  # late: of this program only what is run for it needs it
 
     cuda, hip = torch.version.cuda, torch.version.hip

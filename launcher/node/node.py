@@ -413,8 +413,9 @@ class NodeAgent:
         return group.pids if group is not None else {}
 
     async def _watch_lease(self) -> None:
-        """End the agent once the lease has expired. Do nothing if no other node can replace this one: a lease that
-        expires while the machine is suspended is forgiven then, and only the watchdog ends the agent.
+        """End the agent once the lease has expired. Return at once if no other node can replace this one
+        (AfterSuspend.FORGIVEN): an expiry while the machine was suspended then does not count, and the expiries that do
+        are left to the watchdog, which ends the agent.
         """
         if self._watchdog.slept is not AfterSuspend.FORGIVEN:
             await self._line.wait_until_expired(LeaseWatch(self._watchdog.slept))

@@ -1165,8 +1165,9 @@ def is_done(entry: dict[str, Any]) -> bool:
 
 
 def collective_of(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of the Flight Recorder as a JSON object: the collective's number, operation, sizes, types, source
-    lines and age, and whether it is complete.
+    """Return an entry of the flight recorder of torch's process group as a dict for JSON, with the fields of
+    `Collective` in launcher/run/hangs.py as keys: the collective's number, operation, sizes, types, source lines and
+    age, whether it is complete, and whether it is a send or receive.
     """
     calls = [one for one in entry.get("frames", ()) if one["filename"] != __file__]
     frames = [(one["filename"][-300:], one["line"], one["name"][:200]) for one in calls]
@@ -1584,9 +1585,11 @@ class Zygote:
         return None
 
     def _fork_rank(self) -> Optional[Born]:
-        """Fork a rank as a child of the agent, so that it outlives this process; return it, or None in the rank itself.
+        """Fork a rank as a child of the agent, so that it outlives this process. Return its pid with a pipe as a Born,
+        or None in the rank itself.
 
-        The rank continues only once the agent has been informed; if this process is killed before that, the rank ends.
+        The rank waits for a byte from the pipe, which the caller writes once the agent has been informed; if this
+        process is killed before that, the rank ends. Raise NoFork or OSError if the fork is impossible.
         """
         waits, go = os.pipe()
         try:

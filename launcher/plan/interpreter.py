@@ -74,7 +74,7 @@ def may_import(module: str, python: str, environ: Mapping[str, str]) -> bool:
 
 
 def lacking(modules: Iterable[str], python: str, environ: Mapping[str, str]) -> set[str]:
-    """Return the modules among `modules` that this interpreter certainly cannot import."""
+    """Return the modules among `modules` that this interpreter certainly cannot import; leave out any that it might."""
     prefix = Path(os.path.realpath(python)).parent.parent
     told = [Path(part) for part in environ.get("PYTHONHOME", "").split(os.pathsep) if part]
     standard = [one for home in (*told, prefix) for one in home.glob("lib*/python3*") if (one / "os.py").is_file()]

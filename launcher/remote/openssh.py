@@ -152,8 +152,9 @@ class OpenSshTransport:
         return self._command.start(line, self._outlives)
 
     def channel_to(self, hostname: str, port: int) -> SshProcess:
-        """Return a connection from the host to a port of `hostname`, a name that the host resolves; raise Broken if the
-        connection to the host has ended.
+        """Return a connection from the host that this transport leads to, to a port of `hostname`, a name that the host
+        resolves. It is an ssh process, whose stdin and stdout are the connection, and which ends at once if the port
+        cannot be reached. Raise Broken if the connection to the host has ended.
         """
         if not self.alive():
             raise Broken(f"{who(self._target)}: the connection broke")

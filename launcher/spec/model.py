@@ -8,8 +8,8 @@ from msgspec import Struct
 
 
 class NodeRange(Struct, frozen=True):
-    """The number of nodes of a run: it starts with `max` if so many come within `recovery.wait`, and may continue with
-    at least `min`.
+    """The number of nodes of a run: it starts with `max` if so many come within `recovery.wait`, else with those that
+    came, but at least `min`. After a loss of nodes it may continue with at least `min`.
     """
 
     min: int = 1

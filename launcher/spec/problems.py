@@ -44,7 +44,9 @@ class Wrong(Exception):
 
 
 def wrong(node: Node, reason: str, hint: str = "") -> Wrong:
-    """Return a Wrong with a single problem, at the position of `node`, with a reason and a hint ("": none)."""
+    """Return a Wrong, for the caller to raise, with one problem: at the position of `node`, with a reason and a hint
+    ("": none).
+    """
     return Wrong(Problem(node.mark, reason, hint))
 
 

@@ -172,7 +172,9 @@ def role_dirs(run: RunDir) -> list[Path]:
 
 
 def _facts_of(path: Path) -> RunFacts:
-    """Return the facts about a run, without those about its side roles."""
+    """Return what the records of the run in the folder `path` and a check of its processes show; `roles`, the facts
+    about its side roles, is left empty.
+    """
     look = _Look(RunDir(path))
     state = look.read(look.run.state, RunState)
     ended = state is not None and state.state.ended and not registry.is_adopted(path)

@@ -98,7 +98,7 @@ def read_life(status: RunStatus, now: float) -> Life:
 def life_of(events: Sequence[Event], until: float, step: int | None = None) -> Life:
     """Return the timeline of the events up to the Unix time `until`, when the run ended or was last known to be active.
 
-    `step` is its newest step by then, or None.
+    `step` is its newest step by then, which the events may not show; None: unknown.
     """
     with_steps = step is not None or any(event.step is not None for event in events)
     timeline = _Timeline(with_steps=with_steps)

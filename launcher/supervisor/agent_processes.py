@@ -91,7 +91,7 @@ class AgentProcess:
     last: int | None = None  # the wait status of its last exit
     started_at: float = 0.0  # by time.monotonic
     returns_at: float | None = None  # when it is started again, by time.monotonic; None: not at all
-    slept: AfterSuspend | None = None  # whether a lease that expired in a suspend counts; None: it has no lease
+    slept: AfterSuspend | None = None  # what a lease that expired in a suspend means; None: it has no lease
     lease: "SupervisedLease | None" = None  # the lease of the running process
     frozen: FrozenWatch = field(default_factory=FrozenWatch)  # for how long a signal has stopped it
     leads: bool = False  # its exit ends the attempt, so it is not restarted

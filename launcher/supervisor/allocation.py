@@ -82,8 +82,8 @@ class Allocation:
     """An attempt, supervised from this machine; `carry_out` returns how the attempt ended, once all its processes on
     this machine have exited.
 
-    If another attempt follows, a standby (a process with finished imports) that an agent here has left stays alive: it
-    is the `place` of that AgentProcess, which turns it into the next agent.
+    If another attempt follows, the standby (a process with finished imports) that an agent here has left stays alive.
+    The agent's AgentProcess has it in its field `place`, and turns it into the next agent.
     """
 
     def __init__(

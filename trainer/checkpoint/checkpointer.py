@@ -228,8 +228,9 @@ class Checkpointer:
     def finish(self, step: int, info: Mapping[str, Value] | None = None, *, fingerprint: bool = True) -> str:
         """Save the end of the training, report to launch that the work is done, and return the state's fingerprint.
 
-        All ranks call it. `info` are values for the checkpoint's manifest. With `fingerprint` False the ranks do not
-        read and compare the whole state once more, and "" is returned. Raises on all ranks: Fenced if newer processes
+        All ranks call it; it calls `close` at the end. `info` are values for the checkpoint's manifest. For the
+        fingerprint, a digest of the model and optimizer, the ranks read the saved checkpoint and check its bytes; with
+        `fingerprint` False they do not, and "" is returned. Raises on all ranks: Fenced if newer processes
         of the run own the folder, SaveFailed after three failed saves, and CheckpointDamaged if the bytes on disk are
         not those that were written.
         """
@@ -316,7 +317,9 @@ class Checkpointer:
     # -- inside
 
     def _open_saver(self) -> Saver:
-        """Return the Saver; the first call makes it and claims the folder, and is a collective of all ranks.
+        """Return the Saver, which the first call makes: all ranks make that call together.
+
+        That call claims the folder, so that older processes of the run cannot save there any more.
 
         Raises SaveFailed if the folder cannot be used, Fenced if newer processes of the run own it, and RuntimeError if
         neither `load` nor `continue_from` was called.

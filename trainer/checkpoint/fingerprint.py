@@ -79,8 +79,9 @@ def _digest_on_shared_disk(
 ) -> str:
     """Divide the files and blocks among the ranks, and return on all ranks the digest that rank 0 combines.
 
-    All ranks call it, and `still_here` is called on each at least every `report_every_s` seconds or so. Raises
-    CheckpointDamaged on all ranks if some rank cannot read its part or finds it damaged.
+    All ranks call it. On each, `still_here`, which reports that the rank is alive, is called about every
+    `report_every_s` seconds or more often. Raises CheckpointDamaged on all ranks if some rank cannot read its part or
+    finds it damaged.
     """
     manifest, problem = save_group.broadcast(_read_manifest(entry) if save_group.is_first else (None, ""))
     if manifest is None:

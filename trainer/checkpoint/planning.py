@@ -149,9 +149,9 @@ def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[n
 
 
 def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> list[Need]:
-    """Return, for these tensors of one rank, the boxes to read and the saved parts that contain them.
+    """Return what one rank has to read for its parts of these tensors: a box for each saved part that overlaps them.
 
-    `saved` has the saved tensors, of the same names and unsharded shapes.
+    A box is a range in each dimension. `saved` has the saved tensors, of the same names and unsharded shapes.
     """
     return [
         need

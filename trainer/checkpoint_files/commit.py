@@ -110,6 +110,7 @@ def place(
 ) -> Path:
     """Give a prepared draft its final name, and return the checkpoint's folder.
 
+    `kind` is part of the name: the checkpoint of a step, or the best one; `token` is that of this start of the ranks.
     Raises Fenced if the newest token in the checkpoint directory is not `token`, or if the file FENCE in the run's
     folder `run_dir` names a newer attempt; CheckpointDamaged if one of the two is damaged; or OSError, also if another
     checkpoint has the name. After an error the draft is removed.

@@ -198,9 +198,10 @@ class _Stream:
 
 
 class SharedReader:
-    """A function of the epoch that reads the epoch's next step from a stream which all ranks read.
+    """A function of an epoch's number that reads the epoch's next step from a stream which all ranks read whole.
 
-    It returns this rank's part of the step, or an empty step that is marked as the end.
+    It returns this rank's share of the step's samples. Once no samples are left, or with `drop_last` too few, it
+    returns a step without any, marked as `ended`.
     """
 
     def __init__(self, reading: Reading, place: Place) -> None:
@@ -264,9 +265,10 @@ class ShardReader:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The positions of the readers of a stream that gives each rank and worker its own samples, by reader (`places`).
+    """How far each of a rank's readers has read its own part of a stream, and which one to ask for the next step.
 
-    `turn` is the number of the reader to ask next, and `ended` has those whose stream has ended in this epoch.
+    Readers are numbered from 0, one per worker. `places` has the position of each, `turn` is the number of the reader
+    to ask next, and `ended` has those whose stream has ended in this epoch.
     """
 
     places: tuple[Place, ...]  # by reader

@@ -119,8 +119,9 @@ class Sharded:
     def read(self, fetchers: Fetchers, epoch: int, after: Turns | None) -> Generator[Step, None, None]:
         """Yield this rank's steps of the epoch, asking the readers in turn.
 
-        Then it yields steps without samples for ever, as other ranks may still have some. `after` has the positions at
-        which the `fetchers` were started; None: the beginning of the epoch.
+        Once no reader has samples left it yields steps without any for ever, as other ranks may still have some.
+        `after` has the readers' positions to begin at, the same with which `start_fetchers` was called; None: the
+        beginning of the epoch.
         """
         turns = after or self._turns(epoch)
         if turns.places[0].epoch != epoch:

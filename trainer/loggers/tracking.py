@@ -40,8 +40,9 @@ class TrackingLogger(Callback):
 
     The training's id is kept in the checkpoint: restarted processes write into the same run, and leave out the steps
     that the run has. Values that a kill kept from the server are sent again from `metrics.jsonl`. All values of a step
-    are sent together, when the next step comes or the training ends: otherwise a validation that was cut short and
-    repeated would be left out with its step. `package` is the Python package of the server, which a subclass names.
+    are sent together, when the next step comes or the training ends: the values of its validation, if a restart repeats
+    that, would else be left out as those of a known step. `package` is the server's Python package, which a subclass
+    names.
     """
 
     package = ""

@@ -71,7 +71,7 @@ class KeptCuts:
         return None if self._measure is None else self._measure()
 
     def keep(self, cut: Cut) -> None:
-        """Write the cut to its file beside the checkpoints, on rank 0."""
+        """Write the cut to its file beside the checkpoints, in place of an earlier cut; only rank 0 writes."""
         if not self._world.is_first:
             return
         make_folder(self._folder)

@@ -104,12 +104,13 @@ class Passes:
         self._hooks: list[RemovableHandle] = []
 
     def leave(self) -> None:
-        """Call `check`, which raises if the pass must end, in each forward and backward pass from now on.
+        """Have each pass from now on, and the one under way, call the `check` that this object was made with.
 
-        It is called before each module's forward pass, and when a few dozen parameters, spread over the model, get
-        their gradients. Another thread calls this method in the middle of a pass.
-        Hooks are added only here, so training without it costs nothing. If torch.compile has compiled anything, modules
-        get no hook, as it would be compiled again with the hook in it.
+        `check` raises if the pass must end, such as after the loss of a rank. It is called before each module's forward
+        pass, and when a few dozen parameters, spread over the model, get their gradients. Another thread than that of
+        the passes calls `leave`.
+        Hooks are added only here, so training costs nothing before. If torch.compile has compiled anything, modules get
+        no hook, as they would be compiled again with the hook in them.
         """
         if self._hooks:
             return

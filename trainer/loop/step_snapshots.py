@@ -55,7 +55,7 @@ class StepSnapshots:
     made: bool  # a function made the model, and can make it again
     node_suffices: bool  # the ranks of a node have all of the parameters between them
     rank_states: RankStateFile | None = None
-    copies: Copies | None = None  # of the states of a rank of another node; None: no node may be replaced
+    copies: Copies | None = None  # of the states of a rank of another node; None: this rank keeps none
     snapshot: Snapshot | None = None  # of the last step
     source: Source | None = None  # with hsdp: the tensors that `part` is taken from
     part: ShardState | None = None  # this rank's shards, while its model is rebuilt

@@ -248,7 +248,11 @@ class Trainer:
         return start
 
     def _check_monitors(self, loop: Loop) -> None:
-        """Raise BadSettings for a monitored value that nothing reports, before training in vain."""
+        """Raise BadSettings if validation reports no value of the name that a setting or callback monitors.
+
+        They monitor a value to stop early, to keep the best checkpoint, or to set the learning rate. Nothing is checked
+        without validation data.
+        """
         wanted = {one.monitor for one in self._callbacks if isinstance(one, (EarlyStopping, BestModel))}
         if self.settings.patience is not None or self.settings.keep_best or loop.schedules.needs_validation:
             wanted.add(self.settings.monitor)

@@ -436,8 +436,8 @@ def _refuse_what_is_in_two_stages(
 ) -> None:
     """Raise BadSettings if two stages of one rank share a parameter and the strategy shards parameters.
 
-    It shards each stage by itself. `rows` has the names of each stage's parts, and `ranks` is the number of ranks in a
-    pipeline.
+    Such a strategy shards each stage by itself, so the parameter would be sharded twice. `rows` has the names of each
+    stage's parts, and `ranks` is the number of ranks in a pipeline.
     """
     known: dict[tuple[int, int], tuple[int, str]] = {}
     for number, row in enumerate(rows if settings.strategy in SHARDS else ()):

@@ -135,7 +135,10 @@ class _Replica(DistributedDataParallel):
         return answer
 
     def _run_ddp_forward(self, *inputs: Any, **named: Any) -> Any:
-        """Call the function that `do` has passed as the input (in a _Work), else run DDP's forward pass."""
+        """Run the forward pass for DDP, which calls this: the function in a _Work, or by default the module's own pass.
+
+        The method `do` calls the DDP with a _Work as its only input.
+        """
         if len(inputs) == 1 and isinstance(inputs[0], _Work):
             with self._inside_ddp_forward():
                 return inputs[0].function(self.module)

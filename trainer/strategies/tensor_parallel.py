@@ -154,7 +154,7 @@ def _styles(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, Pa
 def _indivisible(name: str, part: nn.Module, style: str, ranks: int) -> str:
     """Return as text why `ranks` ranks cannot have equal parts of the layer, or "" if they can.
 
-    `part` is the layer called `name`, `style` how it is divided.
+    `part` is the layer called `name`, and `style` says how it is divided, such as `rowwise` or `colwise`.
     """
     columns = style.startswith(_ON_COLUMNS)
     attribute = (

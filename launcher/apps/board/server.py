@@ -416,7 +416,7 @@ def _curves(question: _Question) -> Curves:
 
 
 def _artifacts(question: _Question) -> Artifacts:
-    """Return the list of files that the run's ranks wrote to `artifacts/`."""
+    """Return the list of files that the ranks of the requested run wrote to `artifacts/`."""
     return artifacts(RunDir(_asked_run(question).path))
 
 

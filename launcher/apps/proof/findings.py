@@ -70,7 +70,7 @@ class StateDeparture(msgspec.Struct, frozen=True):
 class ComparedRun(msgspec.Struct, frozen=True):
     """A disturbed run compared with the undisturbed one: at how many steps, which metrics and which checkpoints. `why`
     says why the run proves nothing or failed, `first` and `first_state` where it differs, `causes` what usually causes
-    that, and `again_differs` the step at which a second undisturbed run differs as well.
+    that, and `again_differs` the step at which a second undisturbed run differs from the first one as well.
     """
 
     mode: str  # the way in which it was disturbed

@@ -162,8 +162,8 @@ def _all_reduce(talks: Sequence[tuple[int, float]], tree: bool, draw: random.Ran
 
 
 def _is_tree(observed: Sequence[Observed]) -> bool | None:
-    """Return whether an all-reduce along a tree fits the measurements better than a ring; None if their squared errors
-    differ by less than `_ALIKE`.
+    """Return whether an all-reduce along a tree fits the measurements better than one around a ring; None if the sums
+    of squares of the relative errors of both fits differ by less than `_ALIKE`.
     """
     talks = [(one.ranks, statistics.median(one.steps_s) * statistics.fmean(one.shares or [0.0])) for one in observed]
     ring, tree = (_rows([one for one in talks if one[0] > 1], tree=shape) for shape in (False, True))

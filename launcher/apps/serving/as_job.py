@@ -37,7 +37,7 @@ def open_server(
     one: Run, found: Served, words: Sequence[str], token: str | None, *, on: str, overrides: Sequence[str],
     watch: bool = False, tls: Sequence[Path] = (), tunnel: bool = False,
 ) -> Run:  # fmt: skip
-    """Start a run that serves the model `found` of the run `one`, and return it.
+    """Start a run on the cluster named `on` that serves the model `found` of the run `one`, and return the new run.
 
     `words` are further options of the `launch serve` that it runs. Callers must send the `token` (None: anyone may
     call); it is also put into this process's environment, from which it becomes a secret of the run. With `watch`,

@@ -402,8 +402,8 @@ class WorkerGroup:
         return group
 
     async def dismiss(self, *, at_once: bool = False) -> None:
-        """Let the workers finish their batches, then end them and their pool; with `at_once`, end them now. Return once
-        all have ended.
+        """Let each worker finish the batch that it computes, then end the workers and their pool; with `at_once`, end
+        them now, in the middle of a batch. Return once all have ended. Inputs that wait stay in the service's queue.
         """
         self._working = False
         for slot in self._slots:

@@ -192,8 +192,8 @@ def _promoted(trial: TrialView) -> PromoteTrial:
 
 
 def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
-    """Return the reason why no trial may start or continue now, or "" if one may: the sweep is being stopped, too many
-    trials have failed or the first ones all alike, or its time is over.
+    """Return the reason why no trial may start or continue now, or "" if one may: the sweep is being stopped, as many
+    trials have failed as the setting `failures` of `aim` allows, or the first ones all alike, or its time is over.
     """
     failed = sum(one.failed for one in trials)
     if aim.stopping:
@@ -288,7 +288,7 @@ def _actions_if_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialActi
     """Yield the next action for trial `number`, whose run was lost: resume it, or record it as failed once it was
     resumed MOST_REVIVALS times.
 
-    Nothing is resumed while the sweep is being stopped.
+    While the sweep is being stopped no run is resumed: there is no action, and the trial stays open.
     """
     if run.revivals >= MOST_REVIVALS:
         yield TellTrial(number, why=f"its run was lost {run.revivals + 1} times")

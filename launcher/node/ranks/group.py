@@ -172,11 +172,13 @@ class RankGroup:
     async def continue_in_place(
         self, message: ContinueInPlace, starter: Starter, keep: Collection[int], waiting: Pids
     ) -> tuple[int, ...]:
-        """Begin the generation in `message`: survivors are informed, the other ranks are started by `starter`. Return
-        the pids of all ranks in the order of their local numbers.
+        """Begin the generation in `message`: its `survivors` keep their processes and are informed; the other ranks of
+        this node are ended if they live, and started anew by `starter`. Return the pids of all ranks in the order of
+        their local numbers.
 
-        Processes that dead ranks left are ended first, but neither those with pids in `keep` nor those in reserve,
-        whose pids `waiting` returns. Raise OSError if a rank cannot be started.
+        All processes below the agent but the survivors' are ended first, except those with pids in `keep`, such as
+        zygote and watchdog, and those in reserve, whose pids `waiting` returns. Raise OSError if a rank cannot be
+        started.
         """
         start = message.start
         run, node = self._home.run, self._home.node.index

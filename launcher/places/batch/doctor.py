@@ -76,8 +76,8 @@ class BatchDoctor(ABC):
         return self.trial(chosen, min(request.nodes or 2, len(hosts))) if hosts else None
 
     def trial(self, chosen: Mapping[str, str], nodes: int) -> TrialJobs:
-        """Return how to submit trial jobs of `nodes` nodes, or fewer if `most_nodes` sets a limit, with the options
-        `chosen`.
+        """Return how to submit trial jobs with the options `chosen`, of `nodes` nodes, or of the limit that the method
+        `most_nodes` returns if that is less.
         """
         system = self.words.queue()
         nodes = min(nodes, self.most_nodes(chosen) or nodes)

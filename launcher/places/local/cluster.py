@@ -132,9 +132,11 @@ class LocalCluster(Place):
         return host_here(run, attempt, node, os.environ)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
-        """End the attempt on this machine: ask its supervisors first, then kill what remains; return the report.
+        """End the attempt on this machine: ask its supervisors first, then kill what remains after the ranks' grace
+        period; return the report.
 
-        `plan` is None if it cannot be read. Raise LaunchError if a process survives SIGKILL.
+        `plan` is None if it cannot be read; then the default grace period applies. Raise LaunchError if a process
+        survives SIGKILL.
         """
         return end_here(run, attempt, plan)
 

@@ -273,7 +273,7 @@ class LoginCluster(Place):
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
         """Return which files each login node keeps for the runs; with `remove`, delete them, except those of a run that
-        has not ended.
+        has not ended. For a login node that does not answer, the result says so in `silent`.
         """
         asked: dict[Address, Names] = {}
         for run in runs:

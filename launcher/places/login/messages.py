@@ -118,7 +118,9 @@ class RunWanted(msgspec.Struct, frozen=True):
 
 
 class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
-    """A request to start these runs, unless runs were started for this submit token before. → Outcome"""
+    """A request to start these runs, each from one of `specs`; if runs were started for this submit token before, the
+    answer is their stored outcome. → Outcome
+    """
 
     folder: str
     on: str

@@ -270,13 +270,13 @@ class RemoteLaunch(RpcClient):
 def started(
     login: RemoteProgram, word: str, without: Collection[str] = (), *, compress: bool = False
 ) -> tuple[Line | None, Running]:
-    """Start the program on the login node with the argument `word`; return (a connection to close once the program has
-    ended, the program).
+    """Start `launch` on the login node with the argument `word`, such as `--version`; return (a connection to close
+    once the program has ended, the program).
 
     The connection is None for the openssh transport, where ssh opens one for this program alone. Variables named in
     `without` are kept from ssh. With `compress` the connection is compressed, by openssh only. If the login node cannot
-    be reached or logged in to, paramiko raises an Unreachable; with openssh the program then seems to have ended at
-    once.
+    be reached or logged in to, paramiko raises an Unreachable; with openssh nothing is raised, and the program returned
+    is one that ends at once.
     """
     line = f"{remote_program(login.launch)} {word}"
     if login.transport == "paramiko":

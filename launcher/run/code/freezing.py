@@ -185,10 +185,10 @@ def _store_and_copy(
 
 
 def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
-    """Rename the complete draft of the code to `pristine` in the store; return False if the store already has it,
-    complete by the file hashes in `hashes`.
+    """Rename the complete draft of the code to `pristine` in the store and return True; return False, and leave the
+    draft, if the store already has the code there, complete by the file hashes in `hashes`.
 
-    `now_ns` is the current time.
+    An incomplete or changed copy in the store is replaced. `now_ns` is the current time.
     """
     try:
         os.rename(draft, pristine)

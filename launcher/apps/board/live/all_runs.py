@@ -240,9 +240,10 @@ class AllRuns:
         return found
 
     def _ask(self, kind: str, runs: list[api.Run]) -> None:
-        """Query the clusters of one kind about the runs, in a thread.
+        """Start to query the clusters of the kind `kind`, such as slurm, about the runs, in a thread; the method
+        `_answered` returns what they answer.
 
-        Do nothing if such a query is under way, or began less than `WATCH_S` seconds ago.
+        Do nothing if a query of this kind is under way, or began less than `WATCH_S` seconds ago.
         """
         is_late = self._clock() - self._asked_at.get(kind, float("-inf")) >= api.WATCH_S
         if kind not in self._asked and is_late:

@@ -124,9 +124,9 @@ class NextJob:
         return fate
 
     def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Exclusion]) -> AttemptEnd:
-        """Return `end` as it is, or with its true cause, and write it so: if the attempt ended because nodes (`lost`)
-        fell silent, none of them is down, and by `fate` the scheduler has ended what ran on them, the cause is not a
-        lost node but a preemption or the time limit.
+        """Return `end`, corrected if the attempt ended because nodes (`lost`) fell silent, but `fate` says that the
+        scheduler ended their processes, and it reports none of them as down. The cause is then what `fate` stands for,
+        such as a preemption, instead of a lost node; the corrected end is also written.
         """
         cause = _TAKEN_AS.get(fate)
         if end.cause is not Cause.NODE_LOST or cause is None or self._any_is_down(lost):

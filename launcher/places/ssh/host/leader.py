@@ -128,7 +128,8 @@ class LeaderStop(StopSignal):
 
 def send_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
     """Send the attempt that this host leads to the voters that have not accepted it yet, such as those that were lost
-    and are back; each accepts it once it has the history. Tell hosts that have accepted it that the attempt is settled.
+    and are back; each accepts it once it has the history. Inform the hosts that have accepted it that it is settled:
+    enough voters have accepted it.
 
     `there` has the states of the hosts that answer, by number; hosts that are in another attempt are left out.
     """
@@ -428,7 +429,8 @@ def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *,
 
 
 def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None, *, leads: bool) -> int | None:
-    """Have the hosts accept the attempt for which this host was elected; return its number, or None if too few accept.
+    """Have the hosts accept the attempt for which this host was elected; return its number, or None if too few accept
+    (see `enough`). Where all hosts share a disk, their consent is not needed.
 
     `cause` is why the present attempt ended, `leads` says that this host leads the run now.
     """

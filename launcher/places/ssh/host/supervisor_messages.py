@@ -40,7 +40,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t")
     has_vote: bool = True  # it is a voter of that attempt
     history: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0  # size in bytes
     waits_for: Text = ""  # a text for users on the slots that its host lacks; "": none
-    prepared: bool = False  # it keeps its slots until all have prepared; of the leader: it asks whether all have
+    prepared: bool = False  # it keeps its slots until all hosts do, or one does not; of the leader: it asks them to
     voted_for: Number = 0  # the newest attempt number for which it has voted
     led_by: Text = ""  # the host that leads its attempt
     held_back: bool = False  # the run waits for something other than hosts, such as a start time

@@ -153,7 +153,9 @@ class SupervisorRpc:
         await listener.close()
 
     async def _serve(self, wire: Wire[SupervisorQuestion, SupervisorReply]) -> None:
-        """Answer the one question of a connection."""
+        """Receive the one question of a connection and send the answer; raise TimeoutError if both take too long
+        (`_SERVE_S`).
+        """
         async with asyncio.timeout(_SERVE_S):
             question = await wire.receive()
             if question is not None:
