@@ -378,7 +378,7 @@ class Run:
         return found
 
     def last_hang(self) -> HangReport | None:
-        """Return the report of the run's newest hang, or None if there was none."""
+        """Return the report of the run's newest hang, or None if there was none or its report cannot be read."""
         found = [path for attempt in attempts(RunDir(self.path)) for path in attempt.hangs()]
         return readable(found[-1], HangReport) if found else None
 
@@ -745,9 +745,10 @@ def _places_of(run: RunDir) -> list[Place]:
 
 
 def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterAnswer | None]":
-    """Return the answer of the run's cluster, of this kind, about each attempt, at most `fresh_s` seconds old; None for
-    an attempt about which the run's folder says as much as the cluster could, and for all if the kind is not installed
-    here. Submits that a killed process left half done are completed first.
+    """Return for each attempt what its cluster answers about it, at most `fresh_s` seconds old; all of these attempts
+    are on clusters of the kind `kind`. The answer is None for an attempt about which the run's folder says as much as
+    the cluster could, and for all if the kind is not installed here. Submits that a killed process left half done are
+    completed first.
 
     Answers are cached because a command that follows a run asks ten times a second.
     """

@@ -181,7 +181,10 @@ class Connections:
         self.check()
 
     def check(self) -> None:
-        """Raise DistNetworkError if connections were cut because launch has asked the ranks to connect anew."""
+        """Raise DistNetworkError if connections were cut because launch has asked the ranks to connect anew.
+
+        It does so until the cutting is stopped (`ConnectionCutter.close`), before the ranks make new groups.
+        """
         if self.given_up:
             raise dist.DistNetworkError("cut off: the other ranks have connected again without this group")
 

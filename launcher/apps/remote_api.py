@@ -286,7 +286,8 @@ def _open_attempt(request: OpenAttempt) -> Outcome:
 
 
 def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dict[RunId, RunNews]:
-    """Return what has changed in the runs since the caller last asked, with at most `events_bytes` of events in total.
+    """Return the state of each run, and what its records have beyond those of the caller, with at most `events_bytes`
+    of events in total; the rest of the events comes with the next request.
 
     `wanted` says of each run how much of its records the caller has. Runs that do not exist here are left out; a run
     whose records cannot be read has the state UNKNOWN and the reason.
@@ -475,10 +476,11 @@ def _runs_root(named: str) -> Path:
 
 
 def _project(named: str, digest: str) -> Path:
-    """Return the source tree with this digest, which was sent before to the folder `named`; raise LaunchError if it is
-    not there.
+    """Return the source tree with this digest, which was sent before to the launcher's folder `named`; raise
+    LaunchError if it is not there.
 
-    Before that, set the folder in which this process looks for runs, so that it is not inside the code.
+    First set the folder in which this process keeps runs to `runs` in `named`, unless $LAUNCH_RUNS is set, as it would
+    lie inside the tree otherwise.
     """
     _runs_root(named)
     tree = kept_trees.tree(folder_of(named) / "projects", digest)

@@ -322,7 +322,7 @@ class Generation:
 
 
 def _culprit_key(rank: Rank) -> tuple[bool, int, float, int]:
-    """Return a sort key that puts the likeliest culprit first: frozen ranks (stopped by a signal), then those whose
-    step is lowest or that have reported none, then those silent longest.
+    """Return a sort key that puts the likeliest culprit first: ranks that are frozen (stopped by a signal) before the
+    others; among each, those without a reported step, then the lowest step; at the same step, the one silent longest.
     """
     return not rank.frozen, -1 if rank.step is None else rank.step, rank.active_at, rank.number

@@ -113,7 +113,10 @@ def place(frame: Frame) -> str:
 
 
 def _frozen(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Return the verdict on ranks that are stopped by a signal or stuck in the kernel, or None if there are none."""
+    """Return the verdict on the ranks that are stopped by a signal or a debugger. If there are none, return that on
+    ranks stuck in the kernel (state D, and they neither answered nor gave a stack), unless all ranks are. Else return
+    None.
+    """
     stopped = [one for one in ranks if one.state in _STOPPED]
     deep = [one for one in ranks if one.state == "D" and not one.answered and not one.stack]
     found = stopped or (deep if len(deep) < len(_living(ranks)) else [])

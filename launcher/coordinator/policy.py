@@ -221,8 +221,10 @@ def _identity(error: Event) -> tuple[str | int | None, ...]:
 
 def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
     """Return whether `failure` repeats the last crash in `past`: both had the same signal, the run made no progress in
-    between (`_got_on`), and their steps differ by at most one or, if a step is not known, neither is and both were in
-    the same frame of user code.
+    between (`_got_on`), and both were at about the same point.
+
+    That means steps that differ by at most one; or, if both steps are unknown, the same frame of user code. If only one
+    step is known, it is no repetition.
     """
     before = next((event for event in reversed(past) if event.signal in _CRASHES), None)
     if before is None or before.signal != failure.signal or _got_on(failure, before):

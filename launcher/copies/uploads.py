@@ -196,10 +196,10 @@ class _Work:
                 wait_s = min(2 * wait_s, self._rules.retry_max_s)
 
     def _upload_due(self, store: ObjectStore, *, ends: bool) -> bool:
-        """Upload the next checkpoint that is due by `checkpoint.copy_to_every`; return whether another one may be due.
-        Raise _Stopped if `stop` was called.
+        """Upload one checkpoint that is due by `checkpoint.copy_to_every`, if there is one: the newest, or the oldest
+        if several nodes upload parts of it. Return whether to look again at once. Raise _Stopped if `stop` was called.
 
-        With `ends`, when the run has ended, the newest is due in any case.
+        With `ends`, when the run has ended, the newest is due in any case, and is the one that is uploaded.
         """
         if self._stopped.is_set():
             raise _Stopped

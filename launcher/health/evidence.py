@@ -36,7 +36,9 @@ class DeviceHealth:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the checking program ended: with an exit code, by a signal, or, with neither, killed after `after_s`."""
+    """How the checking program ended: with an exit code, by a signal, or, with neither, because the launcher killed it
+    after `after_s` seconds, its time limit.
+    """
 
     code: int | None = None
     signal: int | None = None

@@ -153,7 +153,7 @@ def all_reduce(members: Sequence[Member], start: Callable[[str], Helper]) -> Fin
 
 
 def _errors(results: Mapping[str, RankAnswer | LaunchError]) -> dict[str, str]:
-    """Return the errors of the ranks that failed or had a wrong result, by host."""
+    """Return the errors of the ranks that failed, by host; if none failed, those of ranks with a wrong result."""
     words = answers(results)
     said = {name: str(one.lines[0]) for name, one in failures(results).items()}
     said |= {name: one.error for name, one in words.items() if one.error}

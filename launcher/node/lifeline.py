@@ -155,11 +155,11 @@ class Lifeline:
         self.send(msgspec.structs.replace(heartbeat, seq=self._sequence, answered=self._answered, took_s=self._took_s))
 
     def welcomed(self, lease_s: float, *, brief: bool = False) -> None:
-        """Take over the lease's length in seconds from a Welcome. With `brief` a heartbeat may leave out ranks that
-        have not changed since the last one.
+        """Take over the lease's length in seconds from a Welcome, and renew the lease from the time at which this agent
+        asked to join. With `brief` a heartbeat may leave out ranks that have not changed since the last one.
 
-        An expired lease is renewed by an answered heartbeat alone, because a coordinator that has given up this node's
-        ranks sends a Welcome too.
+        A Welcome does not renew an expired lease, because a coordinator that has given up this node's ranks sends one
+        too; only an answered heartbeat does.
         """
         self._brief = brief
         self._lease_s = lease_of_ranks(min(lease_s, self._home.plan.spec.recovery.lease_s))
@@ -176,7 +176,7 @@ class Lifeline:
             self._leased_from(sent_at)
 
     def _leased_from(self, moment: float) -> None:
-        """Set the lease to expire its full length after `moment`."""
+        """Set the lease to expire its full length after `moment`, a time by `boottime`."""
         self._leased_at = moment
         self._lease.until = moment + self._lease_s
 

@@ -166,8 +166,8 @@ def hosts_of(place: ClusterEntry, spec: JobSpec) -> list[HostNow]:
 
 
 def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
-    """Return the spec with its section for this kind of cluster completed: options that have their default value there
-    get the value from the cluster's entry.
+    """Return the spec with its section for the kind of `place`, such as `slurm`, completed: options that have their
+    default value in that section get the value from the entry `place`.
     """
     if (section := OPTIONS_OF.get(place.kind)) is None:
         return spec

@@ -126,9 +126,9 @@ def without_unasked_gpus(spec: JobSpec, machine: Machine, project: Project) -> M
 
 
 def gpus_per_node(resources: Resources, machine: Machine) -> int:
-    """Return the GPUs per node: the spec's number, else those that slurm.gres requests, else all.
+    """Return the number of GPUs per node: the spec's, else that which slurm.gres requests, else all of the machine's.
 
-    If one machine plays several nodes, its GPUs are divided among them.
+    In the last case, if the machine plays several nodes, each gets an equal share of its GPUs, rounded down.
     """
     if resources.gpus_per_node is not None:
         return resources.gpus_per_node
@@ -193,7 +193,7 @@ def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePl
     """Return the plans of `nodes` nodes and `spares` spares.
 
     They are unnamed if the cluster chooses machines later. If this machine plays all nodes, each has a loopback address
-    and `gpus` GPUs of its own; a spare has those of the first node.
+    and `gpus` GPUs of its own; a spare has those of the first node. No GPUs are listed if a single node gets all.
     """
     if machine.apart:
         return tuple(NodePlan(index, "", spare=index >= nodes, gpus=None) for index in range(nodes + spares))

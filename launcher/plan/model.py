@@ -27,14 +27,11 @@ class RankCommand(msgspec.Struct, frozen=True):
 
 
 class NodePlan(msgspec.Struct, frozen=True):
-    """A node of the plan. A `spare` starts without ranks. `address` is where others reach it ("": its agent finds out),
-    `host` the cluster's name for the machine, `gpus` its CUDA_VISIBLE_DEVICES (None: as the agent has them), and
-    `votes_only` marks another role's host, which votes and stores copies but has no ranks of this plan.
-    """
+    """A node of the plan."""
 
     index: int
     address: str  # at which other nodes reach it, the only one on which its agent listens; "": its agent finds out
-    spare: bool
+    spare: bool  # it starts without ranks, to replace a node that is lost or drained
     gpus: tuple[str, ...] | None  # CUDA_VISIBLE_DEVICES; None: as its agent has them
     host: str = ""  # the cluster's name for the machine; "": not known yet, or this machine
     votes_only: bool = False  # its host is another role's: it votes and stores copies, but never has ranks of this plan

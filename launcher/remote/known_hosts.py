@@ -186,7 +186,9 @@ def _without_name(line: str, name: str) -> str | None:
 
 
 def _users_file(target: Target) -> Path:
-    """Return the user's own known-hosts file; raise Refused if there is none."""
+    """Return the user's own known-hosts file, which may not exist yet; raise Refused if the SSH configuration names
+    none outside of /etc that is a file.
+    """
     file = target.known_hosts[0] if target.known_hosts else Path(os.devnull)
     if _NOT_OURS in file.parents or (file.exists() and not file.is_file()):
         raise Refused(

@@ -173,7 +173,9 @@ def _with_answer(role: RunFacts, answer: ClusterAnswer | None, whole: _Verdict) 
 
 
 def _nodes(own: RunState | None, *, ended: bool) -> tuple[NodeState, ...]:
-    """Return the nodes in the recorded state; with `ended`, each that was in use is shown as `left`."""
+    """Return the nodes in the recorded state. With `ended`, when the run has ended, each is shown as `left`, except one
+    that was lost or unfit before, which stays as it is.
+    """
     nodes = own.nodes if own is not None else ()
     return tuple(replace(node, state="left") if ended and node.state in _HERE else node for node in nodes)
 

@@ -68,7 +68,7 @@ def _ended_generation(event: Event) -> tuple[int, float]:
 
 
 def _line_of(event: Event) -> str:
-    """Return the line that is shown for a restart: its text between dashes, and its cause if that was found later."""
+    """Return the line that is shown for an event, a restart or a restart's cause that was found later."""
     brief = event.brief or event.text
     if event.kind == EXPLAINED:
         brief = f"{event.cause}: {event.text}"

@@ -175,7 +175,7 @@ class AgentProcess:
             os.kill(self.pid, number)  # our own child, not reaped yet: the pid cannot be another's
 
     def tree(self) -> list[int]:
-        """Return the pids of the process and of all below it."""
+        """Return the pids of the agent and of all processes below it; an empty list if it does not run."""
         return [self.pid, *descendants(self.pid)] if self.pid is not None else []
 
     @property
@@ -289,7 +289,7 @@ class AdoptedAgent(AgentProcess):
         signal_process(self.process, number)
 
     def tree(self) -> list[int]:
-        """Return the pids of the process and of all below it."""
+        """Return the pids of the agent and of all processes below it; an empty list if it does not run."""
         return super(AdoptedAgent, self).tree() if self.ended() is None else []
 
     def _left(self) -> list[int]:

@@ -115,8 +115,8 @@ class Handover:
             write_end(run, attempt, cancelled("cancelled before it began"), read_plan(run, attempt.number))
 
     def give_up(self, why: str) -> None:
-        """Write the end of each of its attempts that is open, with the reason `why`. Raise Fenced if a newer attempt
-        exists, Damaged if a plan cannot be read, and OSError if an end cannot be written.
+        """Write the end, with the reason `why`, of each of its attempts that has neither a handle nor an end yet. Raise
+        Fenced if a newer attempt exists, Damaged if a plan cannot be read, and OSError if an end cannot be written.
         """
         for run, attempt in self.members:
             if is_open(run, attempt):

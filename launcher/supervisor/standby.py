@@ -34,8 +34,8 @@ def supervisor_command(strategy: str, run_dir: Path, *words: str) -> list[str]:
 
 
 class StandbySupervisor:
-    """A started supervisor, as seen by its starter; it runs the strategy class `strategy`, written MODULE:CLASS, with
-    the arguments `words`, for the run in `run_dir`.
+    """A supervisor, as seen by its starter; to create this object starts the process. It runs the strategy class
+    `strategy`, written MODULE:CLASS, with the arguments `words`, for the run in `run_dir`.
 
     `keep` are descriptors that it inherits. `start` is a function that starts it, for instance by a fork of a process
     with all imports done; without one, or if that returns False, it is started as a child process.

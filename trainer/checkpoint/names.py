@@ -30,9 +30,10 @@ def clean(name: str) -> str:
 
 
 class ModelNames:
-    """The names of all tensors of some models in a checkpoint: `model/layer1.weight`, or `model/critic/...`.
+    """The names that the tensors of some models have in a checkpoint.
 
-    `of_parameter` gives such a name by the parameter's id(). All methods that return names return these.
+    They are `model/layer1.weight` for an only model, or `model/critic/layer1.weight` for one with the key `critic`.
+    `of_parameter` gives such a name by the parameter's id(). All methods that return tensors' names return these.
     """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
@@ -102,7 +103,10 @@ class ModelNames:
         return found
 
     def set_extra_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore the extra state of modules, as `extra_state` returned it."""
+        """Restore the extra state of modules, as `extra_state` returned it: {model: {module: state}}.
+
+        Modules without an entry in `state` are left as they are.
+        """
         for key, model in self.models.items():
             for name, module in model.named_modules():
                 # A wrapper has the same clean name as what it wraps.

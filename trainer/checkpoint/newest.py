@@ -32,9 +32,11 @@ class NewestState:
     def load(self, memory: MemoryTier | None) -> Loaded | None:
         """Load the newest state into the model and the other objects, and return facts about it; None if there is none.
 
-        `memory` has the snapshots of this node; they are used if they are newer than the disk's. All ranks call it.
-        Raises TrainerError if the
-        checkpoint is of another model, or if none is left once parts of a damaged one have been read into the objects.
+        `memory` has the snapshots of this node; one is used if it is newer than the newest checkpoint on disk. All
+        ranks call it. A state that turns out to be damaged as it is read is passed over, and the next older one read.
+
+        Raises TrainerError if the checkpoint is of another model. It is also raised if none is left after parts of a
+        damaged one were read into the objects, whose first values are lost by that.
         """
         loaded = None if memory is None else self._load_from_memory(memory)
         return loaded or self._load_from_disk()

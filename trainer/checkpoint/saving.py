@@ -55,16 +55,14 @@ class CheckpointDirectory:
 class SaveRequest:
     """A checkpoint to be written; copies of the parts of tensors that this rank writes are in the staging buffer.
 
-    `plan` says which rank writes which parts. `documents` are the JSON documents by name, and `info` values for the
-    manifest. `best`: it becomes the best checkpoint. `weights` names the parts that are weights: the save's outcome
-    says whether all of these are finite.
+    `weights` names the parts that are weights: the save's outcome says whether all of these are finite.
     """
 
     step: int
-    plan: WritePlan
-    documents: Mapping[str, bytes]
-    info: Mapping[str, Value]
-    best: bool
+    plan: WritePlan  # which rank writes which parts of tensors
+    documents: Mapping[str, bytes]  # the checkpoint's JSON documents by name
+    info: Mapping[str, Value]  # the user's values for the manifest
+    best: bool  # it is also kept as the best checkpoint, in place of the previous best one
     weights: frozenset[str]  # names of the parts that are weights, which are checked for NaN and infinities
 
 
@@ -392,9 +390,9 @@ class Saver:
         return Outcome(manifest.step)
 
     def _undo(self, draft: Path, manifest: Manifest) -> None:
-        """Remove from this disk a save, the draft or already the checkpoint, that failed on another disk.
+        """Remove a save that failed on another disk from this one, whether it is still a draft or a checkpoint already.
 
-        Only the rank that acts for the disk does so; its failure is only logged.
+        Only the rank that acts for the disk does so; an error is only logged.
         """
         if self._save_group.acts_for_disk:
             try:

@@ -104,14 +104,13 @@ def micro_batches(done: int, length: int, sharing: Sharing, *, drop_last: bool) 
 class Batch:
     """A micro-batch of this rank.
 
-    `samples` counts this rank's real samples; 0 means a filler, whose loss must not count. `scale` is the factor of the
-    mean loss before the backward pass. `ends_step`: it is the last micro-batch of an optimizer step, which has
-    `step_samples` over all ranks. `indices` are the samples in the data set, empty for streams.
+    If the rank has no sample for it, its data is a filler: any sample, so that the rank takes part in the collectives
+    of the others, with a loss that must not count.
     """
 
     data: Any  # collated
-    samples: int  # of this rank, really in it; 0: a filler, whose loss must not count
-    scale: float  # times the mean loss before backward: samples * world / samples of the whole optimizer step
+    samples: int  # how many samples of this rank are in it; 0: a filler, whose loss must not count
+    scale: float  # factor of the mean loss before backward: samples * ranks that share the step / step_samples
     ends_step: bool  # the last micro-batch of an optimizer step
-    step_samples: int  # of the whole optimizer step, over all ranks and micro-batches
-    indices: tuple[int, ...]  # this rank's real samples in the data set; empty for iterables
+    step_samples: int  # of the whole optimizer step, over all ranks and micro-batches, without fillers
+    indices: tuple[int, ...]  # of its samples in the data set, without a filler; empty for streams

@@ -135,7 +135,10 @@ class TrackingLogger(Callback):
         self._sender = Sender(type(self).__name__, tracker, lambda last: rows_in(folder, last, began))
 
     def _add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add values to the row of their step; the row of an earlier step is complete then, and is sent."""
+        """Add the numbers in `values` to the row of step `step`; other values are left out.
+
+        A row of another step, which is complete now, is sent first. Does nothing if no sender runs.
+        """
         if self._sender is None:
             return
         if self._row is not None and self._row.step != step:

@@ -145,7 +145,7 @@ class TensorBoard(Callback):
         self._write(training.step, line)
 
     def on_validation(self, training: Training, values: Values) -> None:
-        """Write the validated values."""
+        """Write the validation's values, by their names, as scalars of the training's present step."""
         self._write(training.step, values)
 
     def on_test(self, training: Training, values: Values) -> None:

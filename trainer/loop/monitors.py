@@ -107,7 +107,7 @@ class BestModel(Callback):
         return {"best": self.best.value, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the best value and its step."""
+        """Restore the best value and its step, as `state_dict` returned them under "best" and "step"."""
         self.best.value, self.step = state["best"], state["step"]
 
 

@@ -298,7 +298,7 @@ def _names(shape: _Shape) -> str:
 
 
 def _number(value: Any, device: torch.device) -> Tensor:
-    """Return a value as a tensor of one float64."""
+    """Return a number, or a tensor with one element, as a float64 scalar tensor on `device`, without gradient."""
     return torch.as_tensor(value, dtype=torch.float64, device=device).detach().reshape(())
 
 

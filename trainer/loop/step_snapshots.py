@@ -88,8 +88,8 @@ class StepSnapshots:
     def resizes(self) -> bool:
         """Whether another number of ranks may continue after a kill, without loading a saved state.
 
-        This needs three things: launch allows another number and each node has all parameters (both by `may_resize`),
-        and another rank has the same parameters as this one.
+        This needs three things: launch allows another number of ranks and each node has all parameters (`may_resize` is
+        True only if both hold), and another rank has the same parameters as this one.
         """
         return self.may_resize and self.has_replica
 
@@ -112,7 +112,8 @@ class StepSnapshots:
     def find(self, loop: Loop) -> None:
         """Open the rank states that were left in the node's memory by the killed rank that this one replaces.
 
-        Does nothing if this rank already has states. Raises OSError if launch gave no folder.
+        Does nothing if this rank already has states. `rank_states` stays None if none were left, or if they are of
+        several launches of the ranks. Raises OSError if launch gave no folder.
         """
         path = self._path(loop.training.world)
         if self.rank_states is None:

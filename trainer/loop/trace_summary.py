@@ -59,14 +59,13 @@ class Collective:
 class Traced:
     """How the time of one rank's traced steps was spent: times in seconds, and the collectives in these steps.
 
-    The time of a phase, such as `data` or `optimizer`, includes the packing in it, and of its collectives the time in
-    which the rank computed nothing.
+    A step has phases, such as `data` or `optimizer`.
     """
 
     seconds: float  # in all
-    phases: dict[str, float]  # by phase of a step
+    phases: dict[str, float]  # by phase; with its packing, and the time in which the rank only waited for collectives
     collectives: list[Collective]
-    packing: dict[str, float] = field(default_factory=dict)  # copying tensors for messages, by phase
+    packing: dict[str, float] = field(default_factory=dict)  # by phase: copying tensors into and out of messages
 
 
 def traced(events: Sequence[Mapping[str, Any]]) -> Traced:

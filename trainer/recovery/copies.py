@@ -27,11 +27,12 @@ _TAG = 1
 class Copies:
     """The copies that one rank keeps of another's states, and the transfer of its own state to its holder.
 
-    The holder of a rank is the rank on the previous node that keeps its copies. `kept` has the copied states by step.
+    The holder of a rank is the rank with the same local rank on the previous node, which keeps its copies; ranks of the
+    first node have none.
     """
 
     world: World
-    kept: dict[int, bytes] = field(default_factory=dict)  # by step, the states of the rank whose copies this one keeps
+    kept: dict[int, bytes] = field(default_factory=dict)  # by step: the states of the other rank, the newest three
     _coming: tuple[dist.Work, Tensor] | None = None  # the receive under way, and its memory
     _going: list[tuple[dist.Work, Tensor]] = field(default_factory=list)  # the sends under way, and their memory
 

@@ -65,7 +65,7 @@ class NumpyDraws:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the cached state, so that the next call reads it again."""
+        """Drop the cached state, so that the next call of `state` reads it again."""
         self._memory, self._state = b"", ("", b"", 0, 0, 0.0)
 
     def state(self) -> tuple[str, bytes, int, int, float]:

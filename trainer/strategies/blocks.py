@@ -101,7 +101,10 @@ def _fits(name: str, part: nn.Module, wanted: Choice) -> bool:
 
 
 def _refuse_unmatched(module: nn.Module, wanted: Sequence[str], setting: str) -> None:
-    """Raise BadSettings, which names `setting`, for patterns in `wanted` that fit no part of the model."""
+    """Raise BadSettings, which names `setting`, if a pattern in `wanted` fits no part of the model.
+
+    A part fits if its class has that name, or if its name in the model matches the pattern, which may have wildcards.
+    """
     unmatched = [
         pattern
         for pattern in wanted

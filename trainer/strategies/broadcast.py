@@ -59,9 +59,9 @@ def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _broadcast_together(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Broadcast rank 0's values of these tensors, of any types, as the bytes of one message.
+    """Copy rank 0's values of these tensors, of any types, into those of the other ranks, as the bytes of one message.
 
-    It is sent over `group`; None is the default group.
+    It is sent over `group`; None is the default group. Every rank has tensors of the same sizes in the same order.
     """
     message = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
     dist.broadcast(message, src=0, group=group)

@@ -58,7 +58,7 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, d
 
 
 def unsaved_buffers(module: nn.Module) -> list[Tensor]:
-    """Return the buffers that no checkpoint contains."""
+    """Return the buffers that no checkpoint contains, because they were registered with `persistent=False`."""
     kept = {id(buffer) for buffer in PersistentBuffers(module).tensors()}
     return [buffer for buffer in module.buffers() if id(buffer) not in kept]
 

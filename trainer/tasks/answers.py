@@ -211,5 +211,5 @@ def _digest(body: bytes) -> str:
 
 
 def _to_json(value: Line) -> bytes:
-    """Return a line of JSON."""
+    """Return the value as a line of JSON that ends with a newline."""
     return json.dumps(value).encode() + b"\n"

@@ -163,7 +163,9 @@ def unsteady(points: Sequence[ScaledRun]) -> list[str]:
 
 
 def advice(points: Sequence[ScaledRun]) -> list[str]:
-    """Return, for each strategy and scaling, a sentence on what would help first at its largest number of ranks."""
+    """Return, for each strategy and scaling, a sentence on what would reduce its largest loss of time on the largest
+    number of ranks. Return none for one whose lost time is not known or is small.
+    """
     last: dict[tuple[str, str], ScaledRun] = {}
     for point in points:
         known = last.get((point.strategy, point.scaling))

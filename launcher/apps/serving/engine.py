@@ -238,8 +238,8 @@ class Engine:
         return Computed(answer, self.step, cached=True)
 
     def _pump(self) -> None:
-        """Give idle workers the batches that are full or whose first input has waited for the `wait_s` of the options.
-        If a worker stays idle, schedule the next call for the time when the next batch is due by that.
+        """Give idle workers the batches that are due: those that are full, or whose first input has waited for the
+        `wait_s` of the options. If a worker stays idle, schedule the next call for the time when the next batch is due.
         """
         loop = asyncio.get_running_loop()
         while self._idle and (batch := self._batcher.take(loop.time())):

@@ -136,7 +136,7 @@ def _what_follows(found: Sequence[Checkpoint], damaged: int) -> str:
 
 
 def _moment(at: float) -> str:
-    """Return a Unix time as date and time, or `-` if it is out of range."""
+    """Return a Unix time as date and time in the local time zone, or `-` if it is out of range."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, OSError, ValueError):  # a sound manifest may hold any number

@@ -169,8 +169,11 @@ class HotOpener:
 
     def _cannot_be_fewer(self, members: Sequence[int], lost: set[int]) -> str:
         """Return why the ranks of `members` cannot continue without those of `lost`, as the end of a sentence that
-        begins with a comma; or "" if they can: at least `plan.nodes_min` nodes are left, all had ranks before, and
-        every rank outside `lost` is still there and has reported that it can continue with fewer ranks.
+        begins with a comma; return "" if they can.
+
+        They can if three things hold: `members` are at least `plan.nodes_min` nodes; each of them has ranks already in
+        the present generation; and every rank that is not on a node in `lost` still runs and has reported that it can
+        continue with fewer ranks.
         """
         plan, generation = self._attempt.plan, self._attempt.current
         if len(members) < plan.nodes_min:

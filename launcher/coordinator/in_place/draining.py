@@ -153,8 +153,8 @@ class Drainer:
         self._refuse(node.index, f"{why}; they do once another one is")
 
     def _quick_spare(self) -> int | None:
-        """Return the lowest index of a spare that can get ranks now and is not recorded as slow, or None if there is
-        none.
+        """Return the lowest index of a node without ranks on which some can be started now (`KnownNode.usable`), and
+        which is not recorded as slow; return None if there is none.
         """
         nodes = self._attempt.nodes
         return min((index for index in nodes.usable if not nodes[index].slow), default=None)

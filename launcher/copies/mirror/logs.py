@@ -27,7 +27,8 @@ def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
     returns its errors by machine; they are not raised here.
 
     Once the run has ended, or has continued here, and all was copied without an error, write a file into each of these
-    attempts, so that later calls do nothing. `theirs` tells whether an attempt's ranks wrote on other machines.
+    attempts, so that later calls do nothing. If the run has continued here, each process tries this only once, even if
+    it fails. `theirs` tells whether an attempt's ranks wrote on other machines.
     """
     every = attempts(run)
     there = [attempt for attempt in every if theirs(attempt)]

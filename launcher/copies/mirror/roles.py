@@ -35,7 +35,9 @@ class RoleReport(msgspec.Struct, frozen=True):
 
 
 def reports_of_roles(run: RunDir) -> Iterator[RoleReport]:
-    """Yield the state of each role's newest attempt, as the records in the run's folder show it."""
+    """Yield the state of each role's newest attempt, as the records in the run's folder show it; roles without an
+    attempt are left out.
+    """
     for role in map(RunDir, role_dirs(run)):
         if there := attempts(role):
             last = there[-1]

@@ -534,8 +534,10 @@ class RankGroup:
         self._behind.close()
 
     async def _dump(self, ranks: list[_Rank]) -> None:
-        """Make the ranks write their Python stacks into their logs, and mark them as hung. Wait until the logs stop
-        growing, up to a time limit.
+        """Make the ranks write their Python stacks into their logs by a signal, and mark them as hung, which their end
+        reports. Wait until the logs stop growing, up to a time limit.
+
+        No stacks are written if ranks of this start have no handler for the signal (`dumps_stacks` is False).
         """
         before = {rank.number: rank.log.bytes_now() for rank in ranks}
         for rank in ranks:

@@ -177,7 +177,9 @@ def _look(subject: Subject, before: _Use, took_s: float, said: FlightRecord | No
 
 
 def _use_of(pid: int) -> _Use:
-    """Return a process's state, processor time, and bytes read and written, from /proc; empty if it has ended."""
+    """Return a process's state, processor time, and bytes read and written, from /proc; if it has ended, a _Use with
+    state "" and zeros.
+    """
     try:
         fields, counts = stat_fields(pid), io_counts(pid)
     except OSError:

@@ -306,7 +306,9 @@ class BatchSystem(ABC):
         """
 
     def cancel(self, job: str) -> None:
-        """End the job for good, whatever its state is."""
+        """End the job for good, whether it is queued or runs. Raise Unreachable if the batch system does not answer; if
+        it refuses, as for a job that has ended, nothing is raised.
+        """
         self.ask([*self.ends.split(), job])
 
     def by_hand(self, job: str) -> tuple[str, str]:

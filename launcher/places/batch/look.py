@@ -93,7 +93,9 @@ class _Asked(msgspec.Struct, frozen=True):
 
     @property
     def is_ours(self) -> bool:
-        """Return whether the job shows the attempt's submit token, and so certainly belongs to it."""
+        """Return whether there is a job and it shows the attempt's submit token, and so certainly belongs to it. If no
+        token is recorded, any job with the handle's id counts.
+        """
         submit_token = self.handle.submit_token if self.handle is not None else ""
         return self.job is not None and (not submit_token or submit_token in self.job.submit_tokens)
 

@@ -285,8 +285,8 @@ def _is_being_deleted(pod: Mapping[str, Any]) -> bool:
 
 
 def _why(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], true: Mapping[str, str]) -> str:
-    """Return why the JobSet does not run yet, by its pods and its true conditions; if these do not tell, return that
-    its pods are being started.
+    """Return why the JobSet `one` does not run yet, by its pods and by its conditions that are `true`, as {type:
+    message}; if these do not tell, return that its pods are being started.
     """
     if "Suspended" in true:
         queue = _at(one, "metadata", "labels", _QUEUE)

@@ -268,7 +268,10 @@ class LoginCluster(Place):
         return files.bring_outputs(run, draft, frozen)
 
     def bring_newest(self, run: RunDir) -> None:
-        """Copy the newest checkpoint and the logs to this machine, because the run is to continue elsewhere."""
+        """Copy the newest checkpoint and the logs to this machine, because the run is to continue on another cluster.
+
+        Raise Unreachable or NotTransferred if there may be a newest checkpoint and it cannot be copied.
+        """
         files.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
@@ -340,7 +343,7 @@ def _answer_about(
 
 def _mend(handover: Handover) -> None:
     """Send the login node an attempt whose submitter was killed; raise Unreachable if the node does not answer, or did
-    not a moment ago. An attempt that can never start gets its end record.
+    not a moment ago. If sending it fails otherwise and the node has not started it, write its end record.
     """
     address = address_of(*handover.members[0])
     if (why := silent.why(address)) is not None:

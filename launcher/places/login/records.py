@@ -128,8 +128,10 @@ def _was_there(run: RunDir, number: int) -> bool:
 
 
 def _keep_events(run: RunDir, news: RunNews) -> None:
-    """Write the new events into the history on this machine, at their offset; raise LaunchError if they do not follow
-    those that are here.
+    """Write the new events into the history on this machine, at their offset; at offset 0 they replace it as a whole.
+
+    Raise LaunchError if events between the history here and the new ones are missing, or if it would become larger than
+    256 MiB.
     """
     if not news.events:
         return

@@ -71,8 +71,8 @@ def partition_findings(
 
 
 def chosen_partitions(partitions: Sequence[Partition], wanted: str | None) -> list[Partition]:
-    """Return the partitions to which a job may go: those in `wanted` (separated by commas) or, for None, Slurm's
-    default.
+    """Return the partitions to which a job may go: those named in `wanted` (separated by commas) or, for None, Slurm's
+    default. Names that the site does not have are ignored.
     """
     if wanted is None:
         return [partition for partition in partitions if partition.default]

@@ -45,20 +45,20 @@ class Facts(msgspec.Struct, frozen=True):
     """The output of `probe_there`: the facts about one host.
 
     `tag` names the Python's ABI, the machine type and the C library; `missing` the packages that the launcher needs and
-    this Python lacks; `address` is the one that SSH has connected to. `cpus` is the number of usable cores, `gpus` are
-    the numbers of the GPUs; `clock` is the host's time in seconds since 1970.
+    this Python lacks; `address` is the host's own one that SSH has connected to, or "". `cpus` is the number of usable
+    cores, `gpus` are the numbers of the GPUs in /dev/nvidiaN; `clock` is the host's time in seconds since 1970.
     """
 
-    python: _Absolute
-    version: tuple[_Number, _Number, _Number]
+    python: _Absolute  # the path of the interpreter that has run the program
+    version: tuple[_Number, _Number, _Number]  # of that Python
     tag: Annotated[str, msgspec.Meta(pattern=r"^[\w.-]{1,200}\Z")]
-    torch: Annotated[str, msgspec.Meta(pattern=r"^[\w.+!-]{1,100}\Z")] | None
+    torch: Annotated[str, msgspec.Meta(pattern=r"^[\w.+!-]{1,100}\Z")] | None  # its version; None: not installed
     missing: Annotated[tuple[Literal["msgspec", "xxhash"], ...], msgspec.Meta(max_length=2)]
     hostname: _Word
     boot_id: _Word
     user: _Word
     address: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:%_-]{0,255}\Z")]
-    workdir: _Absolute
+    workdir: _Absolute  # the folder of the pool's runs and of the installed launchers, which may not exist yet
     libraries: tuple[str, ...]  # digests of the launchers that are installed in `workdir`
     cpus: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     gpus: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=4096)]

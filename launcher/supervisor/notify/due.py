@@ -18,16 +18,12 @@ _WAITS = (State.QUEUED, State.STARTING, State.REGROUPING)
 
 
 class Glance(msgspec.Struct, frozen=True):
-    """The records of a run, or of one of its roles, at one moment.
-
-    `still_s` is the time without progress, `over` means that the supervisor has exited, `roles` are the run's other
-    roles by name, and `outlasts_roles` that the run goes on until all roles have ended.
-    """
+    """The records of a run, or of one of its roles, at one moment."""
 
     events: Sequence[Event]
-    state: RunState | None
+    state: RunState | None  # as last recorded; None: none is recorded
     end: AttemptEnd | None  # of the newest attempt
-    still_s: float = 0.0  # seconds without progress: without a change of `mark(state)`
+    still_s: float = 0.0  # seconds without progress, such as a new step, checkpoint or state (`mark`)
     over: bool = False  # the supervisor has exited: no more records will be written
     roles: Mapping[str, "Glance"] = {}  # the roles other than the run's own, by the name of their folder
     outlasts_roles: bool = False  # the run goes on until all roles have ended, even if one has failed
@@ -121,7 +117,7 @@ def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Mess
     `glance` says for how long.
 
     A run that is queued, starting or regrouping gets it in any case; one that runs only if its script has reported a
-    step or a metric, because otherwise it cannot be told whether the script makes progress.
+    step or a metric, because otherwise it cannot be told whether the script makes progress; one that has ended never.
     """
     reports = state.step is not None or bool(state.metrics)
     if state.state.ended or glance.over or glance.still_s < after_s or not (state.state in _WAITS or reports):

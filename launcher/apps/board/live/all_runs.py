@@ -307,7 +307,8 @@ class AllRuns:
         """Read the run's metrics for the small curve in its row if their files have grown by more than 2 % or shrunk
         or, in a run that has ended, changed at all.
 
-        An ended run with more than `ReadingLimits.row_bytes` of metrics has no small curve.
+        The metrics of an ended run are not read if they have more than `ReadingLimits.row_bytes`: its curve stays as it
+        is, or is missing.
         """
         ended = known.status.state.ended
         bytes_now = size(RunDir(known.run.path))

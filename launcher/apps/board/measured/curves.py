@@ -21,11 +21,9 @@ MOST_NAMES, _MOST_PIXELS = 100, 4000
 
 
 class CurveWindow(msgspec.Struct, frozen=True):
-    """The requested part of the curves: from `start` to `end`, in steps or Unix seconds as `by` says, for `px`
-    pixels.
-    """
+    """The requested part of the curves: from `start` to `end`, to be drawn `px` pixels wide."""
 
-    by: By = "step"
+    by: By = "step"  # "step": `start` and `end` are steps; "time": they are Unix seconds
     start: float = -math.inf
     end: float = math.inf
     px: int = 800

@@ -214,8 +214,9 @@ class NextJob:
         """Open the attempt after `before` and submit a job for it; return why that failed, or "" if it succeeded, its
         result is unknown, or another process has opened an attempt.
 
-        `why`, the reason for a new job, goes into the run's history. If the job is refused, the opened attempt is
-        assigned to this job, which may yet be requeued: status asks for the job of the newest attempt.
+        `end` is the end of the attempt `before`; `why`, the reason for a new job, goes into the run's history. If the
+        job is refused, the opened attempt is assigned to this job, which may yet be requeued: status asks for the job
+        of the newest attempt.
         """
         run, queue = self._run, self._queue
         if not _may_submit(queue):

@@ -97,8 +97,8 @@ class JobOnTrial:
             return self.state
 
     def wait_for_nodes(self, within_s: float, tell: Callable[[str], None]) -> None:
-        """Wait until the job has its nodes, has ended or was requeued; raise NoTrial if it still waits after
-        `within_s`. `tell` is called with a line when the reason for waiting changes.
+        """Wait until the job has its nodes, has ended or was requeued; raise NoTrial if it still waits `within_s`
+        seconds after it was submitted. `tell` is called with a line when the reason for waiting changes.
         """
         deadline, told = self.began + within_s, ""
         while (state := self.look()).waits and not state.restarts:

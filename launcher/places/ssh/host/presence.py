@@ -29,8 +29,8 @@ _AGAIN_S = 0.05
 class HostIndex(msgspec.Struct, frozen=True):
     """This host's number in the plan and its GPUs in an attempt, recorded for a supervisor that is restarted here."""
 
-    node: int
-    gpus: tuple[str, ...]  # those that may be used
+    node: int  # its number in the plan
+    gpus: tuple[str, ...]  # the GPUs that the attempt's ranks here may use
     python: str  # the launcher's interpreter that supervisors were started with
 
 

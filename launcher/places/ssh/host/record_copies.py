@@ -199,11 +199,11 @@ def is_there(run: RunDir, replica: Replica, roles: Collection[str] = ()) -> bool
 
 
 def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
-    """Write a piece of the leader's events.jsonl at byte `at` of this host's file. From the first byte that differs
-    from the piece, the file belongs to another leader's history, and is cut off.
+    """Write a piece of the leader's events.jsonl at byte `at` of this host's file. Where the file has other bytes than
+    the piece, it is another leader's history: it is cut off at the first of these before the rest is written.
 
-    If the piece is there already, nothing is written, but with `cuts` everything after the piece is cut off. Raise
-    LaunchError if the file ends before byte `at`.
+    If the whole piece is there already, nothing is written; what follows it in the file is kept, or, with `cuts`, cut
+    off. Raise LaunchError if the file ends before byte `at`.
     """
     fd = os.open(path, _READ_AND_WRITE, 0o600)
     try:
@@ -404,10 +404,10 @@ class RecordReplicator:
 
 
 def held_by_half(others: Sequence[int]) -> float:
-    """Return how many bytes of the history at least half of the voters have, infinity if the leader alone is half of
-    them.
+    """Return how many bytes of the history at least half of the voters have, with the leader counted; infinity if the
+    leader alone is half of them.
 
-    `others` has the bytes of each voter but the leader, which has all.
+    `others` has the number of bytes that each voter but the leader has; the leader has all.
     """
     needed = quorum(len(others) + 1) - 1
     return sorted(others, reverse=True)[needed - 1] if needed else inf

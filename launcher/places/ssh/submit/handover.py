@@ -195,7 +195,7 @@ class PoolHandover:
         return failed
 
     def _place(self, found: Surveyed, address: str) -> Place:
-        """Return the record of how to reach a host, for other hosts by `address`."""
+        """Return the record of how to reach the host `found`; `address` is the one by which other hosts reach it."""
         return Place(found.host, self._agent, answers(self._pythons)[found.host.name], found.facts.workdir, address)
 
     def _opening(self, plan: Plan, intent: Intent, node: NodePlan, found: Surveyed) -> tuple[Open, list[bytes]]:
