@@ -624,8 +624,8 @@ def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
 
 
 def kept_text(kept: KeptRemote) -> str:
-    """Return a line of text for the user that says whose files on another machine were not deleted, and why: it did not
-    answer, or processes of these runs are alive there.
+    """Return a line of text for the user that says which runs' files on the machine `kept.where` were not deleted, and
+    why: the machine did not answer, or processes of the runs are alive there.
     """
     if kept.silent:
         return f"{kept.where} was not asked: what it may keep of {', '.join(kept.runs)} stays there ({kept.silent})"

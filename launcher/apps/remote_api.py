@@ -451,8 +451,9 @@ def _part(run_id: RunId, role: str) -> api.Run:
 
 @contextlib.contextmanager
 def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
-    """Write the spec that was sent to a file in `folder`, and yield it with its project in `root`; errors name the
-    files as the user's machine calls them.
+    """Write the spec that was sent to a file in `folder`, and yield that file with its overrides and `root`, the folder
+    with the project's code. If the body raises a LaunchError, raise one instead that calls both by their paths on the
+    user's machine.
     """
     plain = spec.name and set(spec.name) <= _PLAIN and not spec.name.startswith((".", "-"))
     make_dir(folder)

@@ -31,8 +31,8 @@ def rate(steps_per_s: float | None) -> str:
 
 
 def steps(step: int | None, total: int | None) -> str:
-    """Return a step and the total as text, such as `120/200`; only the step if the total is unknown, and "-" if there
-    is none.
+    """Return a step and the total as text, such as `120/200`; only the step if the total is unknown, and "-" if `step`
+    is None.
     """
     if step is None:
         return "-"

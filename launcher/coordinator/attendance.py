@@ -44,7 +44,8 @@ class Attendance:
         self._ledger = ledger
 
     def arrive(self, join: Join) -> Arrival | None:
-        """Register an agent that joins or joins again, and begin its lease; return None if the plan has no such node.
+        """Register an agent that joins or joins again, and begin its lease. Return the node, whether its ranks may
+        continue, and the loss of the node's previous agent, if any; or None if the plan has no such node.
 
         The caller handles the ranks that the agent may still run, and those that were lost with the node's previous
         agent.

@@ -62,7 +62,9 @@ _TYPE = re.compile(r"[A-Za-z_][\w.]*(?:::\w+)*(?=: |$)")
 
 
 def failed(end: RankExit) -> bool:
-    """Return True if the rank failed: it had not reported that it was done, and its exit code is not 0."""
+    """Return True if the rank failed: it had not reported that it was done, and it was killed by a signal or its exit
+    code is not 0.
+    """
     return not end.done and end.code != 0
 
 

@@ -346,8 +346,8 @@ class Coordinator:
     # -- time passes
 
     def _advance(self) -> None:
-        """Have the parts of the coordinator do what is due in the present phase, until the phase does not change any
-        more; leases first.
+        """Close expired leases; then have the parts of the coordinator do what is due in the present phase, and again
+        after each change of the phase.
         """
         for loss in [*self._attendance.expire_leases()]:  # first all: who takes their places is decided once
             self._lost(loss)

@@ -50,7 +50,9 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A request to move the ranks of one node to another node; the first then stays in use as a spare."""
+    """A request to move the ranks of the node `node` to the node `to`, or to any ready node without ranks. `node` then
+    stays in the attempt as a spare.
+    """
 
     node: int
     to: int | None = None  # None: any node that is ready and has no ranks

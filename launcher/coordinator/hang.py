@@ -133,7 +133,7 @@ def _frozen(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | 
 
 
 def _dead_peer(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Return the verdict on ranks that died while others wait for them, or None if there are none."""
+    """Return the verdict on ranks that died while others wait for them; None if no rank is dead, or no other waits."""
     dead = [one for one in ranks if (one.ended and (one.exit_code or one.exit_signal)) or one.state == "Z"]
     if not dead or not _any_waits(ranks, waits):
         return None

@@ -109,10 +109,12 @@ class Inquiry:
         self._ends = True
 
     def check(self) -> None:
-        """Ask all ranks what they are doing if some are silent for longer than their earlier pauses explain, if a
-        signal has stopped some while others run, or after a call of `end`. Judge their answers once all live ranks have
-        answered, or after `LOOKED_S` seconds. Do nothing if the spec turns the detection of hangs off. Call this on
-        every event while all ranks run.
+        """Ask all ranks what they are doing, if some are silent for longer than their earlier pauses explain, if a
+        signal has stopped some while others run, or if `end` was called because the silence is longer than the spec
+        allows.
+
+        Judge their answers once all live ranks have answered, or after `LOOKED_S` seconds. Do nothing if the spec turns
+        the detection of hangs off. Call this on every event while all ranks run.
         """
         attempt, mono = self._attempt, self._attempt.mono
         if attempt.rules.hang_after_s is None:

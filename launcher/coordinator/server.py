@@ -439,8 +439,8 @@ def keep_written(path: Path, record: Endpoint) -> None:
 
 
 def time_used(run: RunDir, attempt: AttemptDir) -> float:
-    """Return for how many seconds the attempts before `attempt` have run since a user submitted or resumed the run, or
-    0.0 if the run's last state, which has that number, is damaged.
+    """Return for how many seconds the attempts before `attempt` have run since a user submitted or resumed the run. The
+    number is in the last state that the run's folder records; return 0.0 if there is no state or it is damaged.
     """
     try:
         return used_s_of(run, attempt, read_record(run.state, RunState))

@@ -117,8 +117,8 @@ class Watch:
                 attempt.ledger.send(index, messages.Follow(message.generation))
 
     def _started(self, node: KnownNode, message: messages.Started) -> None:
-        """Record the port that the node reports and, if the message is about the open generation, that the node's ranks
-        have started.
+        """Record the port that the node's agent now holds for a later generation. If the message is about the open
+        generation, record also that the node's ranks have started.
         """
         attempt = self._attempt
         node.port = message.port

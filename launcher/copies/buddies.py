@@ -145,10 +145,11 @@ class Buddies:
         self._say(Noted(self._node, "checkpoint_fetched", text))
 
     async def _keep(self, charge: ReplicaAddress, names: frozenset[str], generation: int) -> None:
-        """Keep copies of the snapshots of node `charge`, with the files `names`, for ever: after each snapshot of this
-        node's ranks, fetch the newest of that node.
+        """Keep copies of the snapshots of node `charge` in this node's memory, until the task is cancelled: after each
+        snapshot of this node's ranks, fetch the newest one of that node.
 
-        Send the coordinator a Copied message with `generation` for each copy.
+        `names` are the files that a complete snapshot of that node has. Send the coordinator a Copied message with
+        `generation` whenever there is a copy of a later step than before.
         """
         failed, told = False, -1
         while True:

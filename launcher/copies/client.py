@@ -98,7 +98,9 @@ async def fetch(
 
 
 async def report_damaged(link: ReplicaLink, get: protocol.Get) -> None:
-    """Ask the peer to check its copy of the file that `get` asked for, which arrived here damaged."""
+    """Ask the peer to check its copy of the file that `get` asked for, which arrived here damaged; return once it has
+    checked.
+    """
     await link.send(protocol.Doubt(get.save, get.name))
     await link.expect(protocol.Fine)
 

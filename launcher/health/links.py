@@ -92,8 +92,8 @@ def better(one: MeasuredLink | None, other: MeasuredLink) -> MeasuredLink:
 
 
 def evidence(node: int, links: Iterable[MeasuredLink], wanted: str) -> str:
-    """Return a line on why `node` was found unfit, with none of its links fast enough: the node at the other end of
-    each of them in `links`, its measured rate, and `wanted`, a text that names the rate that they should have.
+    """Return a line on why `node` was found unfit: for each of its links in `links`, all of which are too slow, the
+    node at the other end and the measured rate; then `wanted`, a text that names the rate that they should have.
     """
     its = [link for link in links if node in link.pair]
     return f"links: {', '.join(f'to node {_peer(link, node)} {link}' for link in its)}; {wanted}"

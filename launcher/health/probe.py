@@ -64,7 +64,7 @@ class Prober:
         self._piece = memoryview(os.urandom(PIECE_BYTES))  # what can be pressed together would seem faster
 
     async def open(self) -> None:
-        """Listen for other nodes, and set `port`."""
+        """Listen for other nodes, and set `port` to the port that this uses."""
         self.port = await self._listener.start(self._address)
 
     async def close(self) -> None:

@@ -35,8 +35,8 @@ class RankNews(NamedTuple):
     """
 
     generation: int  # of the ranks
-    ranks: tuple[messages.RankHeartbeat, ...]  # with an `idle_s` of 0
-    active_at: tuple[float, ...]  # when each rank was last active, by `boottime`
+    ranks: tuple[messages.RankHeartbeat, ...]  # with `idle_s` set to 0, as `active_at` has the times
+    active_at: tuple[float, ...]  # when each rank last reported or printed something, by `boottime`
 
     @classmethod
     def of(cls, heartbeat: messages.Heartbeat, at: float) -> "RankNews":

@@ -370,8 +370,8 @@ class NodeAgent:
             self._start_task(self._settle(self._group.generation))
 
     async def _settle(self, generation: int) -> None:
-        """Wait until the last checkpoints of this node's ranks are copied as the spec asks, and send Settled, with the
-        reason if one could not be copied.
+        """Wait until the last checkpoints of this node's ranks are copied to where the spec asks for copies, and send
+        the coordinator Settled, with the reason if one could not be copied.
         """
         problems = [await one.settle() for one in (self._replication, self._uploads) if one is not None]
         problem = "; ".join(filter(None, problems))

@@ -829,8 +829,8 @@ def fitting(words: dict[str, Any]) -> bytes:
 
 
 def worker_exception(error: BaseException) -> Optional[WorkerError]:
-    """Return the exception of a child process, such as a DataLoader worker, that `error` passes on; None if `error` is
-    this process's own.
+    """Return the exception of a child process, such as a DataLoader worker, whose traceback is in the text or the cause
+    of `error`; None if there is no such traceback, so that `error` is this process's own.
     """
     cause = error.__cause__
     remote = [cause] if cause is not None and type(cause).__name__.endswith("RemoteTraceback") else []

@@ -71,8 +71,8 @@ def _is_ours_alone(status: os.stat_result) -> bool:
 
 
 def _problem_of(path: Path, below: Path, trusted: Collection[int] | None) -> str:
-    """Return which folder on the way to `path`, below `below`, another user could change, and how, or "" if there is
-    none.
+    """Return a text that names the first folder that another user could change, and says how, or "" if there is none.
+    Each folder below `below` on the way to `path` is checked, `path` itself included, and where symbolic links lead.
 
     `trusted` are the user ids that may own folders; None trusts any.
     """

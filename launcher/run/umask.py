@@ -8,7 +8,9 @@ _before: int | None = None  # this process's own, before it made its files priva
 
 
 def make_files_private() -> None:
-    """Make this process and its children create files that only their user can read, and remember the user's umask."""
+    """Set the umask so that this process and its children create files that only their user can read, and remember in a
+    global variable the umask from before the first call.
+    """
     global _before  # noqa: PLW0603 - a umask is of the whole process
     found = os.umask(_PRIVATE)
     _before = found if _before is None else _before

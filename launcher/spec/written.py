@@ -14,7 +14,7 @@ from launcher.errors import BadInput
 def written(spec: object) -> str:
     """Return a spec as JSON, which is valid YAML. Fields that are None are left out and so have their defaults.
 
-    Raise BadInput for anything but a mapping, and for values that no spec can have.
+    Raise BadInput if it is neither a mapping nor an object with fields, or has a value that no spec can have.
     """
     try:
         plain = msgspec.to_builtins(spec, str_keys=True, enc_hook=_plain)

@@ -146,9 +146,9 @@ class AgentProcess:
     def died(self, status: int) -> None:
         """Record that the process has ended with this wait status.
 
-        If its zygote has left a standby that can be used, that becomes `place`, the process to continue as the next
-        agent; else the standby is told to exit, as it is if the agent's end is the attempt's (`leads`). An agent that
-        exits because its work is done ends its standby itself, unless another attempt follows.
+        If its zygote has left a standby that can become the next agent, the field `place` is set to that standby. Else
+        a standby is told to exit, as always if the agent's end is the attempt's (`leads`). An agent that exits because
+        its work is done ends its standby itself, unless another attempt follows.
         """
         self.pid, self.last = None, status
         if self.gate is not None and not self.leads:

@@ -71,11 +71,12 @@ def record_damage(run: RunDir, error: Damaged) -> None:
 def settle(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan | None, failure: Failure | None = None
 ) -> None:
-    """Write the event and the state that follow from the end record, unless the record's writer did so before it died.
+    """Write the event and the run's state that follow from the attempt's end record, `end`, unless the writer of that
+    record did so before it died.
 
     `plan` is None if it cannot be read any more. `failure` becomes the failure that the state shows; None keeps an
-    earlier one unless the run has succeeded. Raise Fenced if a newer attempt exists, and OSError if they cannot be
-    written.
+    earlier one unless the run has succeeded. Raise Fenced if a newer attempt exists, and OSError if the event or the
+    state cannot be written.
     """
     kind = "requeue" if end.state is State.QUEUED else "ended"
     if not any(event.attempt == attempt.number and event.kind == kind for event in read_lines(run.events, Event)):

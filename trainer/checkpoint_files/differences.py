@@ -141,7 +141,10 @@ def _index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _value(data: bytes, dtype: str) -> str:
-    """Return one value as text, or its bytes in hex where Python has no such number type."""
+    """Return one value as text, given its little-endian bytes and the name of its type, such as `bfloat16`.
+
+    If Python cannot read that type, the text is the bytes in hex.
+    """
     if dtype == "bfloat16":  # the upper half of a single
         data, dtype = b"\0\0" + data, "float32"
     code = _CODES.get(dtype)

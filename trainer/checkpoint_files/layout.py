@@ -43,7 +43,7 @@ def draft_name(step: int, attempt: int, nonce: str) -> str:
 
 
 def copy_name(name: str) -> str:
-    """Return the name of a draft in which the file or folder `name` is being copied, distinct from drafts of saves."""
+    """Return a new name for a draft in which the file or folder `name` is copied, distinct from drafts of saves."""
     return f"{_DRAFT}copy-{_shortened(name)}-{new_nonce()}"
 
 

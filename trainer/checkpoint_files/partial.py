@@ -69,7 +69,7 @@ class Held:
 
 
 def digest_of(manifest: bytes) -> str:
-    """Return the digest of an encoded manifest, which identifies a checkpoint."""
+    """Return the digest (XXH3 with 128 bits, as hex) of a manifest's encoded bytes, which identifies the checkpoint."""
     return xxhash.xxh3_128_hexdigest(manifest)
 
 

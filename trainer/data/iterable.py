@@ -188,7 +188,10 @@ class _Stream:
         return copy.deepcopy(self.dataset.state_dict()) if keeps_its_place(self.dataset) else None
 
     def _open(self) -> None:
-        """Start the data set's iterator, after seeding the random generators."""
+        """Seed the random generators, and get a new iterator from the data set.
+
+        It begins at the position that the data set has loaded, if it has loaded one, else at the beginning.
+        """
         seed_draws(*self.seeds, self.epoch or 0, _OPENING)
         self._items = iter(self.dataset)
 

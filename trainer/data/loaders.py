@@ -148,7 +148,10 @@ class LoaderBatches:
         self._items = self._step = None
 
     def _opened(self, epoch: int, done: int) -> Iterator[Any]:
-        """Return the loader's iterator, at the saved position or the beginning of the epoch."""
+        """Return a new iterator of the loader, for `epoch`, of which `done` samples are used.
+
+        It continues at the position that `load_state_dict` got, if that was not used yet; else it begins the epoch.
+        """
         with IsolatedDraws():
             self._seed_for(_OPENING, epoch, done)
             for part in ("dataset", "sampler", "batch_sampler"):

@@ -39,10 +39,11 @@ class Sharing:
             raise BadSettings(f"data: rank: expected one of 0..{self.world_size - 1}, got {self.rank}")
 
     def micro_batches(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the positions [lo, hi) of each micro-batch of the step at [start, stop), as even as possible.
+        """Return the positions [lo, hi) of each micro-batch, of all ranks together, of the step at [start, stop).
 
-        A last, partial step is cut where a full one would be, and has fewer micro-batches, so that no rank computes in
-        vain.
+        Positions count in the epoch's order. The micro-batches cover the step and are as even as possible. A last,
+        shorter step is cut at the same places as a full one, as far as it reaches, and so has fewer of them; with many
+        tiny ones instead, some ranks would compute without a sample.
         """
         cuts = [min(start + self.batch_size * m // self.accumulate, stop) for m in range(self.accumulate + 1)]
         return [(lo, hi) for lo, hi in pairwise(cuts) if lo < hi]

@@ -217,7 +217,7 @@ class Streamed:
         return 0
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
-        """Yield this rank's batches of the rest of the epoch, of which `done` samples are over."""
+        """Yield this rank's batches of the rest of the epoch, of which all ranks together have used `done` samples."""
         if self._steps is None:
             self._fetchers = self._fetchers or self._how.start_fetchers(epoch, done, self._after)
             self._steps = self._fetching.pin(self._how.read(self._fetchers, epoch, self._after))

@@ -62,7 +62,8 @@ class _Worker(NamedTuple):
 class Workers:
     """A fixed number of worker processes.
 
-    `open_work(number)` runs in each and returns the function that does its tasks.
+    Each calls `open_work(number)` once, with its own number from 0 on, and then the function that this returns for each
+    of its tasks.
     """
 
     def __init__(self, open_work: Callable[[int], Work], size: int, dataset: Any) -> None:

@@ -170,7 +170,8 @@ class Evaluation:
     def _sums_over(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> tuple[Sums, MetricObjects]:
         """Evaluate these batches; return this rank's sums, and the metric objects that the batches have updated.
 
-        `after_batch` is called after each batch. Raises TrainerError for a value that is no number.
+        `after_batch` is called after each batch. Raises TrainerError for a value that is neither one number, nor a pair
+        of sum and count, nor a metric object with its arguments.
         """
         sums, objects = Sums(), MetricObjects()
         for batch in batches:

@@ -47,10 +47,10 @@ class SharedForward:
         self._number = 0
 
     def take(self, forward: Any, *args: Any, **named: Any) -> Any:
-        """Return the output that an earlier function got in its pass of this number, if the arguments are the same.
+        """Return the output that an earlier function got in its n-th pass, if this is the n-th of the present one.
 
-        Otherwise call `forward` and keep its output for later functions. Tensors that have changed since are not the
-        same.
+        That is so only if the arguments are the same; a tensor that was changed since the earlier pass is not.
+        Otherwise call `forward` and keep its output for later functions.
         """
         number, given = self._number, (args, named)
         self._number += 1

@@ -220,10 +220,11 @@ class StepSnapshots:
         return self.drawn is not None and (self.drawn.torch, self.drawn.gpu) != torch_state()
 
     def take_snapshot(self, loop: Loop, step_samples: int | None, spent: Spent | None = None) -> None:
-        """Save the small state that all ranks share, such as counters and schedules, in place of the last snapshot.
+        """Copy in memory, in place of the last snapshot, the small state that all ranks share, such as counters.
 
-        Call it after an update. `step_samples` is the number of samples of the step, None before the first step.
-        `spent` is the time since the last line of metrics; None: it is read from the loop's stopwatch.
+        Call it after an update, or before the first step. `step_samples` is the number of samples of the step over all
+        ranks, None before the first step. `spent` is the time since the last line of metrics; None: it is read from the
+        loop's stopwatch.
         """
         values = {name: getattr(loop, name) for name in _OF_LOOP}
         norm = float(loop.norm) if loop.norm is not None and loop.logs else None  # else nobody looks at it

@@ -108,9 +108,9 @@ def gathered(mine: Any, world: World) -> list[Any]:
 
 
 def one_per_replica(mine: Any, world: World) -> list[Any]:
-    """Return the value `mine` of one rank of each copy of the model, all of whose ranks have the same value.
+    """Return the value `mine` of the first rank of each copy of the model, in the order of the copies.
 
-    All ranks call it.
+    All ranks call it. The ranks of one copy have the same value.
     """
     found = gathered(mine, world)
     return [found[rank] for rank in world.replica_leaders]

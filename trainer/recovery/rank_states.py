@@ -194,7 +194,7 @@ def _read(path: Path) -> tuple[str, int, bytes] | None:
 
 
 def bytes_of(tensors: list[Tensor]) -> bytes:
-    """Return the bytes of all tensors, one after the other."""
+    """Return the bytes of all tensors, one after the other, each in row-major order; all must be on one device."""
     if not tensors:
         return b""
     flat = torch.cat([one.detach().contiguous().reshape(-1).view(torch.uint8) for one in tensors])

@@ -343,8 +343,8 @@ def staged(
 ) -> Pipeline:
     """Cut the model in place so that this rank keeps its own stages on its device; return the Pipeline.
 
-    All ranks call it, and rank 0's weights count. `mine` holds this rank's rows of a model whose parameters are on the
-    meta device, the same model on all ranks. `cuts` is the interface to cut by measured time; without it the model is
+    All ranks call it. The weights are rank 0's or, if `mine` is given, those in `mine`: this rank's rows of every
+    parameter of a model on the meta device. `cuts` is the interface to cut by measured time; without it the model is
     cut by layers. Raises BadSettings if it cannot be cut.
     """
     parts = parts_of(module)
@@ -452,7 +452,7 @@ def _refuse_what_is_in_two_stages(
 
 
 def _refuse_what_stages_cannot_hold(module: nn.Module, parts: Sequence[str]) -> None:
-    """Raise BadSettings for parameters outside of `parts`, of which the stages consist.
+    """Raise BadSettings for parameters outside of `parts`, the names of the submodules of which the stages consist.
 
     Raises it also for persistent buffers and extra state anywhere in the model, which would differ between ranks.
     """

@@ -98,7 +98,7 @@ class Cuts(Protocol):
         """Return the cuts saved before, the same on all ranks; the first one for these parts and stages is used."""
 
     def sample(self) -> Sample | None:
-        """Return a sample to measure with, or None if nothing is to be measured now."""
+        """Return a sample to measure with, or None if the model is only evaluated; it is then cut by layers."""
 
     def keep(self, cut: Cut) -> None:
         """Save a measured cut, so that `kept` returns it after a restart of this training."""

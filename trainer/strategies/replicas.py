@@ -162,7 +162,10 @@ def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) ->
 
 
 class _Threads(DataParallel[nn.Module]):
-    """A DataParallel that autocasts in its threads, as torch does not pass the type on to them."""
+    """A DataParallel that calls each copy of the model with autocast to `dtype`, in the copy's own thread.
+
+    torch's DataParallel would not use the caller's `dtype` in its threads.
+    """
 
     def __init__(self, module: nn.Module, gpus: Sequence[int], dtype: torch.dtype | None) -> None:
         super().__init__(module, device_ids=list(gpus))

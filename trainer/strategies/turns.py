@@ -122,7 +122,10 @@ def refuse_own_step(strategy: str) -> None:
 
 
 def _step(optimizer: Optimizer, finite: Tensor, scaler: GradScaler | None) -> None:
-    """Step one optimizer if `finite` is true; with a fp16 scaler, if the scaler found no infinite gradient."""
+    """Step one optimizer if `finite`, a bool on the device, is true.
+
+    With a scaler for fp16, `finite` is not used: the scaler steps only if it found no gradient that is infinite or NaN.
+    """
     if scaler is None:
         step_where(finite, [optimizer])
     else:

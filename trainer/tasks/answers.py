@@ -52,7 +52,7 @@ class Job:
         return {name: getattr(self, name) for name in _JOB_WORDS}
 
     def shards(self) -> list[range]:
-        """Return the ranges of samples of all shards, in whole batches.
+        """Return the ranges of samples of all shards, each of whole batches except for the end of the last.
 
         Shards and batches are the same on any number of ranks, because a sample's answer may differ in its last bit in
         a batch with other samples.
@@ -75,8 +75,8 @@ class Answers:
     def begin(self) -> bool:
         """Make the folder or continue in it; return False if the file of all answers already exists.
 
-        Rank 0 calls this for all; on another disk a rank calls `join`. Raises BadSettings if answers of another job are
-        there, or a file of this name cannot be written.
+        Rank 0 calls this for all ranks that share its disk; others call `join`. Raises BadSettings if the folder or the
+        file has answers of another job, or the file's name ends in .parquet and pyarrow is not installed.
         """
         check_table(self._out)
         if not self._folder.exists():

@@ -33,7 +33,10 @@ def run(main: Callable[[], int]) -> int:
 
 
 def number(text: str) -> float:
-    """Return an option's text as a number. Raises ArgumentTypeError if it is negative."""
+    """Return an option's text as a number.
+
+    Raises ArgumentTypeError if it is negative, infinite or NaN, and ValueError if it is no number.
+    """
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number that is not negative, got {text!r}")

@@ -126,7 +126,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean cross entropy of each next byte, and a dict with the same in bits per byte."""
+    """Return the mean cross entropy of each next byte, and a dict with the same in bits, `bits_per_byte`.
+
+    `batch` has a window of bytes in each row.
+    """
     nats = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1).float(), batch[:, 1:].flatten())
     return nats, {"bits_per_byte": nats.detach() / _NATS_PER_BIT}
 

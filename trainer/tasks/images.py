@@ -97,9 +97,10 @@ def open_images(wanted: ImageOptions) -> Images:
 
 
 def _rand_augment(wanted: ImageOptions) -> list[Any]:
-    """Return the transforms that augment colours and shapes, or an empty list without `rand_augment`.
+    """Return the transforms that augment colours and shapes, or an empty list if `rand_augment` is not set.
 
-    Raises BadSettings for an impossible magnitude, or with generated images.
+    Raises BadSettings for a magnitude out of range, or if the data set is the one of generated images, whose pixels are
+    no bytes.
     """
     magnitude = wanted.rand_augment
     if magnitude is None:
@@ -159,8 +160,8 @@ def _in_memory(
 def _image_folder(root: Path, pixels: int, more: list[Any]) -> Images:
     """Return the images in `root/train/CLASS/*` and `root/val/CLASS/*`, the layout of ImageNet.
 
-    `more` are further transforms for training. Raises BadSettings if a folder is missing, or the two differ in their
-    classes.
+    They are cut to `pixels` by `pixels`. The folder `val` may also be called `validation` or `test`. `more` are further
+    transforms for training. Raises BadSettings if a folder is missing, or the two differ in their classes.
     """
     crop = [v2.ToImage(), v2.RandomResizedCrop(pixels), v2.RandomHorizontalFlip()]
     seen = v2.Compose([*crop, *more, *_to_numbers(_IMAGENET)])

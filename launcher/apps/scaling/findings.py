@@ -121,9 +121,9 @@ class ScalingReport(msgspec.Struct, frozen=True):
     steps: int  # measured steps of each training
     rounds: int  # how often all was measured
     took_s: float  # seconds of the whole measurement
-    points: tuple[ScaledRun, ...]
-    models: tuple[ScalingModel, ...] = ()
-    forecasts: tuple[ScalingForecast, ...] = ()
-    advice: tuple[str, ...] = ()
+    points: tuple[ScaledRun, ...]  # the measurements
+    models: tuple[ScalingModel, ...] = ()  # of a step's time, fitted to the measurements of one strategy each
+    forecasts: tuple[ScalingForecast, ...] = ()  # for numbers of ranks that were not measured, by the models
+    advice: tuple[str, ...] = ()  # what would make the training faster
     notes: tuple[str, ...] = ()  # what makes the results uncertain
     kept: tuple[str, ...] = ()  # ids of runs that still exist

@@ -193,7 +193,8 @@ class RunsOfTrials:
         """Have a process import in advance what a trial's run needs: the run with id `named`, by the request `wish`.
         The process then forks the ranks of this and later trials.
 
-        Return False while the imports are under way, else True; on some clusters nothing is imported in advance.
+        Return False while the imports are under way, else True: they are done, or the cluster is one on which nothing
+        is imported in advance.
         """
         self._readier = wish.cluster
         return self._readier.warm_up(plan_of(wish, named, self._root / named, 0.0), self._sweep.path)

@@ -113,7 +113,8 @@ class Door:
     def count(self, connection: "LimitedProtocol") -> bool:
         """Count a connection as the newest without the token, and drop the oldest ones while there are too many.
 
-        Return False if there are still too many, because each of them has sent data that was not read yet.
+        Return False if there are still too many, because each of them has sent data that was not read yet and may hold
+        the token. The new connection stays open then, and the caller should accept no others for now.
         """
         self.unproved.add(connection, connection.address)
         while self.unproved.are_too_many(connection.address):
@@ -236,7 +237,9 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass received bytes on to uvicorn's parser; answer 400 once the head of a request is longer than allowed."""
+        """Pass received bytes on to uvicorn's parser, and answer 400 once the head of a request is longer than the
+        limit.
+        """
         self._has_begun = True
         super().data_received(data)
         if self._in_head:

@@ -297,9 +297,11 @@ def _painted(lines: list[list[tuple[str, str]]], curves: dict[str, Curve]) -> li
 
 
 def _draw(measured: dict[str, Rows], names: Sequence[str], file: Path) -> None:
-    """Draw the metrics in `names` into a picture file with matplotlib, with a curve per run.
+    """Draw the metrics in `names` into a picture file with matplotlib: one plot below the other, each with a curve per
+    run.
 
-    Raise BadInput if matplotlib is not installed or the file cannot be written.
+    Raise BadInput if matplotlib is not installed or the end of the file's name is that of no kind of picture, and
+    OSError if the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure as Picture  # late: an optional package, and slow to import

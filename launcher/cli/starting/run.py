@@ -195,6 +195,9 @@ def _spec(options: argparse.Namespace, place: _Place) -> str:
 def _restarts(most: str) -> list[str]:
     """Return entries of the spec's `recovery`, each as YAML, that allow `most` restarts for every cause that lies in
     the program, such as an exception or a hang.
+
+    If that is more than the usual number of restarts in a row without a newer checkpoint (`no_progress`), an entry
+    allows so many of those too.
     """
     usual = Recovery().no_progress
     causes = [f"{cause}: {most}" for cause in _OF_PROGRAMS]

@@ -71,10 +71,10 @@ def parts_of(found: Iterable[Tail]) -> tuple[Part, ...]:
 def grown(
     root: Path, folders: Sequence[str], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return (pieces of the files below these folders of `root`, whether to ask again): a piece is what a file has
-    beyond the bytes that the receiver has of it, and the number of these is in `known`, by the file's name.
+    """Return (new pieces of the files below these folders of `root`, whether to ask again). A piece is what a file has
+    beyond the bytes that the receiver has already, whose number is in `known` by the file's name.
 
-    To ask again is necessary if the pieces have reached one of the limits of an answer.
+    The receiver has to ask again if the pieces have reached one of the limits of an answer.
     """
     return grown_of(root, _files(root, folders), known, limits)
 

@@ -319,8 +319,9 @@ def named_values(load: NodeLoad) -> dict[str, float]:
 def rank_load(
     rank: int, before: tuple[float, TreeUse] | None, now: tuple[float, TreeUse], cards: Sequence[Gpu]
 ) -> RankLoad:
-    """Return the load of rank `rank` between two samples, `before` and `now`, each a pair of the time by `boottime` and
-    the resources used until then; None for `before` means since the rank's start. `cards` are the node's GPUs.
+    """Return the load of rank `rank` between two samples, `before` and `now`: pairs of the time by `boottime` and the
+    resources that the rank's processes had used by then. None for `before` means since the rank's start. `cards` are
+    the node's GPUs.
     """
     at, use = now
     since, was = before or (use.started_s, TreeUse(use.started_s, 0.0, 0, 0, 0, frozenset()))

@@ -77,8 +77,8 @@ class Lease:
 
     @classmethod
     def of_agent(cls, pid: int) -> "Lease | None":
-        """Open the lease of an agent that another supervisor has started, or return None if the agent has none that
-        this process may open.
+        """Open the lease of an agent that another supervisor has started, through the agent's descriptors in /proc.
+        Return None if there is none, or this process has no permission to open it.
         """
         with contextlib.suppress(OSError):
             for number in os.listdir(f"/proc/{pid}/fd"):

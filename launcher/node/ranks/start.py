@@ -110,7 +110,7 @@ class ZygoteStarter:
     it answers, for instance killed together with ranks, the zygote that `renewed` returns forks the rank.
     """
 
-    dumps_stacks = True
+    dumps_stacks = True  # ranks write their stacks when they receive DUMP_SIGNAL
 
     def __init__(
         self,

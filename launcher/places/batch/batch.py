@@ -96,8 +96,8 @@ def nodes_asked(plan: "Plan", each: int = 1) -> str:
 
 
 def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
-    """Return how many seconds before its time limit a run is warned: `wanted_s`, but at most half of the limit, and ten
-    seconds at least, even if that is more than half. `limit_s` is the limit; without one (None) it is `wanted_s`.
+    """Return how many seconds before its time limit `limit_s` a run is warned: `wanted_s`, or half of the limit if that
+    is less, but never less than ten seconds. Without a limit (None) it is `wanted_s`.
     """
     return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
 
@@ -186,8 +186,8 @@ class Fate(Enum):
     QUEUED_AGAIN = auto()  # the scheduler itself has requeued it
     PREEMPTED = auto()  # its nodes go to other jobs, and the scheduler does not requeue it
     TIMED_OUT = auto()  # its time limit has passed
-    CANCELLED = auto()  # none of these: a user or administrator has ended it
-    RUNS = auto()  # it is not being ended
+    CANCELLED = auto()  # it is being ended for none of these reasons: by a user or administrator
+    RUNS = auto()  # the scheduler is not ending it
     UNKNOWN = auto()  # the scheduler does not report it
 
 

@@ -36,8 +36,8 @@ _ANOTHER_JOBS_PREFIXES = (
 
 
 def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Write the environment to a file beside the script, and return the environment for the submitting command, with a
-    variable that names the file.
+    """Write the variables in `environ`, without those of a job in which this process runs, to a file beside the script.
+    Return the environment for the submitting command: `environ` with one more variable, which names the file.
     """
     file = script.with_suffix(".environment")
     save(file, environ)

@@ -249,7 +249,9 @@ def _defaults_without_login(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def _not_started(error: LaunchError) -> NotStarted:
-    """Return the error in the form that says that certainly nothing was started."""
+    """Return the error as a NotStarted with the same lines and exit code. The caller has to be certain that nothing was
+    started.
+    """
     told = NotStarted(*error.lines)
     told.exit_code = error.exit_code
     return told

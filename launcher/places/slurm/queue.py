@@ -321,7 +321,7 @@ def _ended_waiting(job: SlurmJob) -> str:
 
 
 def _node_answer(node: Node) -> NodeAnswer:
-    """Return the node's state in the form of any batch system."""
+    """Return the state of a node of Slurm as a NodeAnswer, which is the same for all batch systems."""
     reason = f": {node.reason}" if node.reason else ""
     return NodeAnswer(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at, node.is_drained)
 

@@ -105,7 +105,7 @@ class SshCluster(Place):
 
     def start(self, plan: Plan, attempt: int) -> None:
         """Hand the attempt, whose intent is on disk, to hosts of the pool and tell them to begin; raise NotStarted if
-        too few can take part.
+        fewer hosts can take part than the plan needs.
         """
         self.prepare(plan).start(attempt)
 

@@ -28,8 +28,8 @@ _ARGV = ListOf(WORD, minimum=1)
 
 
 class SecretText(Leaf, frozen=True):
-    """A secret value that the spec only points to: the name of the variable that holds it, or `{file: PATH}`. With
-    `spelled_out`, a web address may be written itself.
+    """A secret value that does not stand in the spec: the spec has the name of the environment variable that holds it,
+    or the file as `{file: PATH}`. With `spelled_out`, the value may also stand there itself if it is a web address.
     """
 
     spelled_out: bool = False  # a web address may be written itself

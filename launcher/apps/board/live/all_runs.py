@@ -79,11 +79,13 @@ class SeenRun:
 
 
 class _Looked(NamedTuple):
-    """The status of a run that was read just now, and the times of change of its records before that."""
+    """The status of a run that was read just now, and when the files with its state and its labels had last changed,
+    looked up before the status was read.
+    """
 
     run: api.Run
     status: RunStatus
-    changed: tuple[int, ...]  # of its state and of its labels, in ns since the epoch; 0: the file does not exist
+    changed: tuple[int, ...]  # its state and its labels, in ns since the epoch; 0: no such file
 
 
 class AllRuns:

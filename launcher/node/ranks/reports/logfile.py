@@ -18,8 +18,8 @@ _TAIL_LINES = 20
 
 
 class WriteBehind:
-    """A thread that carries out writes in order, so that the caller never waits for a disk. A write that the disk
-    refuses is dropped.
+    """A thread that calls functions which write to a disk, in order, so that the caller never waits for the disk. If
+    one raises OSError, its write is dropped and the thread continues.
     """
 
     def __init__(self) -> None:

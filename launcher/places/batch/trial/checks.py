@@ -273,8 +273,11 @@ def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueNa
 
 
 def _is_lost(trial: Trial, host: str) -> bool:
-    """Return whether nothing more can come from the node `host`: it never answered, or its report, which is asked for
-    last, is missing although it answered the questions before or the job has ended.
+    """Return whether nothing more can come from the node `host`: it never answered, or it has sent no report and will
+    send none.
+
+    The report is asked for last. It will not come if the node has answered the questions before it, or the job has
+    ended.
     """
     node = trial.seen.get(host)
     return node is None or (node.report is None and (node.clock is not None or trial.state.has_ended))

@@ -171,7 +171,7 @@ class Ballot:
         """Record that this host, which was lost and is back, takes part in the running attempt `said`.
 
         The host does not accept the attempt by that. It does so later, if it is one of the attempt's voters and has
-        received the history.
+        received the history of the run's events.
         """
         self._joined = (said.attempt, said.node)
 

@@ -159,7 +159,8 @@ def _of_run(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
 
 def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: bool = False) -> None:
     """Write what the leader has sent in `replica`: a whole record, or a piece of a history (a file of events) at its
-    offset. Raise LaunchError if it is none of the run's or of its `roles`, or if the history here ends before it.
+    offset. Raise LaunchError if neither the run nor one of its `roles` has a record of that name, if the content is no
+    such record, or if the history on this host ends before the piece's offset.
 
     With `cuts`, a piece with `ends` set, the last of the sender's history, also cuts off what this host has after it.
     """
@@ -226,7 +227,10 @@ def copy_records(
     run: RunDir, attempt: AttemptDir, rpc: SupervisorRpc, roles: Collection[str], whom: Collection[int]
 ) -> None:
     """Send the hosts with the numbers `whom` all records of the attempt and of the `roles` beside the main one, and the
-    run's whole history; a host that refuses a piece is asked once more.
+    run's whole history in pieces of 256 KiB.
+
+    A host that refuses a record or a piece, or does not answer, is asked again with each further piece; after the last
+    one nothing more is sent.
     """
     copies = RecordReplicator(run, attempt, rpc, roles, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
     copies.close()

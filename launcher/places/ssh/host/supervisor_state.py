@@ -397,7 +397,10 @@ class SupervisorState:
 
     def answering(self, wakeup: Wakeup) -> Callable[[SupervisorQuestion, str], SupervisorReply]:
         """Return a function that answers a question of another supervisor, given the question and the asker's address.
-        It is called in the thread of the connections, and wakes this supervisor through `wakeup`.
+        It is called in the thread of the connections.
+
+        After a question that may have changed this state it wakes this supervisor through `wakeup`; a request to cancel
+        also sets `wakeup.stop_asked`.
         """
 
         def answer(question: SupervisorQuestion, asker: str) -> SupervisorReply:

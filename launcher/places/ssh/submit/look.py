@@ -199,7 +199,7 @@ def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | N
 
 
 def _leader_first(plan: Plan, places: Sequence[Place]) -> list[Place]:
-    """Return the hosts in the order of `plan`, in which the leader is first; those that it lacks are last."""
+    """Return the hosts in the order of `plan`, in which the leader is first; hosts that the plan lacks are last."""
     order = [node.host for node in plan.nodes]
     return sorted(places, key=lambda place: order.index(place.host.name) if place.host.name in order else len(order))
 

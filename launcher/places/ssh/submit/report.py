@@ -95,7 +95,9 @@ def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | 
 
 
 def ask_reports(run: RunDir, places: Sequence[Place]) -> dict[str, HostReport | LaunchError]:
-    """Return each host's report, without keeping anything yet."""
+    """Ask all hosts at the same time, and return each host's report by the host's name, or the error for a host that
+    did not give one; nothing is written here.
+    """
     return ask_all(places, lambda client: ask_report(run, client))
 
 
