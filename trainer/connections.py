@@ -101,9 +101,9 @@ class BlockedThread:
 class Connections:
     """The sockets that process groups opened while `watching` was active, which `cut` shuts down.
 
-    `cut_on` cuts them again every `again_ms` milliseconds; if the thread that called it is still blocked in torch
-    `stuck_s` seconds later, the process is ended. `given_up` is True once a group was cut because ranks are to meet in
-    another one.
+    `cut_on` cuts them when a descriptor becomes readable, and again every `again_ms` milliseconds; if the thread that
+    called it is still blocked in torch `stuck_s` seconds later, the process is ended. `given_up` is True from the first
+    such cut until the cutting is over and ranks make another group.
     """
 
     def __init__(self, *, again_ms: int = 20, stuck_s: float = 2.0) -> None:

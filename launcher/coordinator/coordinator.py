@@ -234,7 +234,9 @@ class Coordinator:
     # -- messages of nodes that have joined
 
     def _received(self, message: messages.ToCoordinator) -> None:
-        """Handle a message from an agent; ignore it if the node is unknown or has not joined."""
+        """Handle a message from an agent. Ignore it if the node is unknown or has not joined; only a heartbeat of a
+        known node is acknowledged even then.
+        """
         node = self._nodes.get(message.node)
         if isinstance(message, messages.Heartbeat) and node is not None:
             if not node.is_replaced:  # its ranks may be stopped until they are allowed to continue: until Stopped
@@ -295,10 +297,11 @@ class Coordinator:
             self._stop_asked(messages.StopAsked(node.index, "notice"))
 
     def _fault(self, node: KnownNode, fault: messages.Fault) -> None:
-        """Handle a node's report that it cannot run ranks.
+        """Handle a node's report that it cannot run ranks; a generation in which it has ranks is closed, except if a
+        device has failed and the other ranks can continue without the node.
 
         A node whose disk is full or refuses writes stays usable; any other is excluded. A fault of the user's setup, or
-        of a port, ends the run if it comes before the first generation.
+        of a port that another process uses, ends the run if it comes before the first generation.
         """
         attempt = self._attempt
         if fault.disk:

@@ -229,7 +229,7 @@ class NodeTable:
         return {node.index for node in self if node.link is Presence.UP}
 
     def settle(self, node: KnownNode) -> None:
-        """Update the groups of the table after a change to this node."""
+        """Update the table's sets of nodes by state, such as `usable`, after a change to this node."""
         _set_membership(self.absent, node.index, node.link is Presence.ABSENT)
         _set_membership(self.usable, node.index, node.usable)
         _set_membership(self.hopeful, node.index, node.hopeful)
@@ -245,8 +245,9 @@ class NodeTable:
         self.look_at = min(self.look_at, mono + self._lease_s)
 
     def answer(self, node: KnownNode, seq: int, answered: int, took_s: float, mono: float) -> None:
-        """Record that heartbeat number `seq` is answered now, and that the node has received the answer to heartbeat
-        number `answered`, `took_s` seconds after it had sent that heartbeat.
+        """Record that heartbeat number `seq` is answered now, at `mono`, and that the node has received the answer to
+        heartbeat number `answered`, `took_s` seconds by its own clock after it had sent that heartbeat. From this
+        follows since when the agent's lease counts.
         """
         if answered in node.answers:
             node.follows_from = max(node.follows_from, node.answers[answered] - took_s)

@@ -122,8 +122,9 @@ class Pace:
         return (known or room) and self._is_lowest_reporter(f"metric {name}", rank)
 
     def _is_lowest_reporter(self, about: str, rank: int) -> bool:
-        """Return whether the rank is the lowest that has reported `about`, a metric's name or `fingerprint`, and record
-        it then. Values of higher ranks are ignored, so that none flickers.
+        """Return whether no lower rank has reported `about`, a metric's name or `fingerprint`, before, and if so record
+        the rank as the lowest. The caller ignores values of higher ranks, so that the shown value does not change back
+        and forth between those of two ranks.
         """
         if rank > self._reporters.setdefault(about, rank):
             return False

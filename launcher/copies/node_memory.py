@@ -34,7 +34,9 @@ class NodeMemory(ReplicaFiles):
         return self._holder(save).manifest(save)
 
     def open(self, save: Save, name: str) -> BinaryIO:
-        """Open a rank's file of a snapshot; raise SaveGone if it does not exist."""
+        """Open the file `name` of the snapshot `save`, one rank's part of it, among this node's own snapshots or the
+        copies of another node's; raise SaveGone if it does not exist.
+        """
         return self._holder(save).open(save, name)
 
     def commit(self, save: Save) -> None:

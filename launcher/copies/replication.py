@@ -211,11 +211,12 @@ class Replication:
             await asyncio.sleep(patience.retry_s)
 
     async def _confirmed_hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
-        """Return those checkpoints of `told` that this node, too, finds impossible to complete, from what the other
-        nodes have; only the folders of these may be renamed, so that they do not count as checkpoints any more.
+        """Return those checkpoints of `told`, which the first member finds impossible to complete, that this node finds
+        impossible too, from what the other nodes have. The caller may rename the folders of these alone, so that they
+        do not count as checkpoints any more.
 
-        `told` are those that the first member finds impossible; on that member, all are returned. Each that this node
-        does not confirm is reported as an event, and stays.
+        The first member itself confirms all of them. Each that this node does not confirm is reported as an event, and
+        stays.
         """
         if not told or start.group_rank == 0:
             return told

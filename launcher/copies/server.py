@@ -160,8 +160,8 @@ class ReplicaServer:
         await link.give(size, lambda peer: self._send(peer, get, size))
 
     def _send(self, peer: socket.socket, get: protocol.Get, size: int) -> None:
-        """Send `size` bytes of a file to the peer. The sending thread opens the file itself, because a cancelled call
-        could otherwise leave it open.
+        """Send `size` bytes of the file that `get` requests to the peer; raise WireError if the checkpoint no longer
+        exists. The sending thread opens the file itself, because a cancelled call could otherwise leave it open.
         """
         try:
             with self._files.open(get.save, get.name) as file:

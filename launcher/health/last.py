@@ -46,6 +46,6 @@ def last_check_up(cluster: str) -> CheckUp | None:
 
 
 def _file(cluster: str) -> Path:
-    """Return the file for this cluster."""
+    """Return the path of the file for the result of this cluster's last check; the file need not exist."""
     name = quote(cluster, safe="")
     return state_folder() / "check-ups" / f"{name.replace('.', '%2E')}.json"

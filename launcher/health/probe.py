@@ -135,8 +135,8 @@ async def _rate_of(way: Callable[[int], Coroutine[Any, Any, None]]) -> tuple[flo
     """Return (the rate of a transfer in bytes per second, whether the last transfer completed).
 
     `way` transfers a number of bytes. It is called with four times as many until they take 0.05 seconds, because
-    buffers take the first few at any speed. If a transfer takes longer than a second, the rate is an upper bound and
-    the flag False. Raise TimeoutError if even the first does.
+    buffers take the first few at any speed, or until 4 MiB. If a transfer takes longer than a second, the rate is an
+    upper bound and the flag False. Raise TimeoutError if even the first does.
     """
     size = _FEW_BYTES
     while True:

@@ -1068,9 +1068,9 @@ def flight_of(c10d: Any) -> dict[str, Any]:
 
 
 def times_of(c10d: Any) -> dict[str, Any]:
-    """Return a dict with `groups`: when this rank entered the newest collectives of its two largest process groups,
-    each as `times_of_group` returns it. The list is empty if nothing was recorded, or if torch has no Flight Recorder.
-    `c10d` is torch.distributed's module.
+    """Return a dict with `groups`: a list with a JSON object for each of the two largest process groups of this rank,
+    as `times_of_group` makes it, with the times at which this rank entered the group's newest collectives. The list is
+    empty if nothing was recorded, or if torch has no Flight Recorder. `c10d` is torch.distributed's module.
     """
     found = recorded_by_group(c10d, with_frames=False) or {}
     world = c10d._world  # noqa: SLF001 - nothing else knows of all groups

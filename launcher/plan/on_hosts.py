@@ -63,7 +63,7 @@ def least_hosts(plan: Plan) -> int:
 
 
 def hosts_asked(plan: Plan) -> int:
-    """Return how many hosts the roles in the plan occupy together, or the run's only program, without spares."""
+    """Return how many hosts the plan's run occupies, all its roles together, at most; spares are not counted."""
     return max(one.first_host + one.nodes_max for one in (plan, *plan.roles))
 
 

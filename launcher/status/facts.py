@@ -119,10 +119,10 @@ class RunFacts:
 
     @property
     def may_have_resumed(self) -> bool:
-        """Whether the run has ended here, but may have been resumed by the machine that submitted it, which does not
-        answer.
+        """Whether the run may have been resumed by the machine that submitted it to this one and that does not answer,
+        so that an end recorded here may be out of date.
 
-        A run that has succeeded is final.
+        A run that has succeeded here is final.
         """
         done = self.end is not None and self.end.state is State.SUCCEEDED
         return not done and self.answer is not None and bool(self.answer.silent) and registry.is_adopted(self.run_dir)

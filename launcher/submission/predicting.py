@@ -108,7 +108,9 @@ def _overrides_for_sent(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...
 
 
 def _written(name: str) -> tuple[str, str]:
-    """Return the names of the two files that a prediction writes: the predictions, and a description of them."""
+    """Return the names of the two files that a prediction to the file `name` writes: `name` itself, with the
+    predictions, and NAME.about.json beside it, which describes them.
+    """
     return name, f"{name}.about.json"
 
 

@@ -184,8 +184,8 @@ class AgentProcess:
         return {one for one in (self.pid, self.place and self.place.pid) if one}
 
     def copies(self) -> HistoryCopies | None:
-        """Return the counter, in memory shared with the coordinator in this agent, of how many bytes of events.jsonl
-        the supervisor has copied to other hosts; None before the agent's start.
+        """Return the counter of the bytes of events.jsonl that the supervisor has copied to other hosts. It is in
+        memory that is shared with the coordinator in this agent; None before the agent's start.
         """
         return self.lease.copies if self.lease is not None else None
 

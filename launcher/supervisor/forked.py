@@ -45,8 +45,9 @@ def fork_supervisor(
 
 
 def _become(argv: Sequence[str], stderr: int, fds: Collection[int]) -> NoReturn:
-    """Run the supervisor with the command `argv`, in a session of its own, and without any descriptor of the server but
-    `fds`, of which the command has the numbers.
+    """Run the supervisor with the command `argv` in this process, in a session of its own, and exit with its exit code.
+    Its errors go to the descriptor `stderr`. All other descriptors of the server are closed except `fds`, whose numbers
+    are in the command.
     """
     os.setsid()
     os.chdir("/")

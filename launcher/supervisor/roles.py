@@ -152,10 +152,11 @@ class RolesOfRun:
                 create_record(self._attempt.due, this_process())
 
     def _cannot_return(self, part: _Part) -> AttemptEnd | None:
-        """Return the end of an attempt of `part` (a role, or a rank of one) that lost a host, once the run's state
-        shows one of the part's hosts as lost too, so that it cannot start again there.
+        """Return how the attempt of `part`, a role or a rank of one, ended by the loss of a host (`part.lost`), if the
+        part cannot start again: if the state of the whole run shows one of the part's hosts as lost.
 
-        Return None before that, as the host may come back, and once the part runs again.
+        Return None if the part has lost no host, as long as the run's state does not show the loss, because the host
+        may come back, and once the part runs again.
         """
         if part.lost is None:
             return None

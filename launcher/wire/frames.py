@@ -459,8 +459,8 @@ class WireServer(Generic[In, Out]):
             self._set_timer(next(iter(self._unproved.values())).since + self._hurry_s)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept the connections that wait, as many as there is room for; a few at a time, so that those already here
-        are served.
+        """Accept connections that wait, but only a few in a call, so that those already here are served, and never more
+        that have not proved the key than the server has room for. The others wait in the kernel for a later call.
         """
         for _ in range(_AT_ONCE):
             if not self._has_room:

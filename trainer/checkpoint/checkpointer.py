@@ -175,10 +175,10 @@ class Checkpointer:
         return self._verified_before | (self._saver.verified if self._saver is not None else {})
 
     def add_verified(self, known: Mapping[int, bool]) -> None:
-        """Add the `verified` steps of an earlier Checkpointer of this process, as if verified by this one.
+        """Add the checkpoints that an earlier Checkpointer of this process has verified, as if verified by this one.
 
-        `known` says for each step whether the checkpoint's weights are finite. Older checkpoints can then be deleted
-        sooner.
+        `known`, the earlier one's `verified`, says for each step whether the checkpoint's weights are finite. Only
+        verified checkpoints count among those to keep, so older ones can be deleted without verifying these again.
         """
         self._verified_before = dict(known)
         if self._saver is not None:

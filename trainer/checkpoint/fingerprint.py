@@ -125,8 +125,9 @@ def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
 def _own_part(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: dict[int, bytes]) -> Iterator[bool]:
     """Verify this rank's share of the files, then store the digests of its share of the blocks in `digests`.
 
-    The keys of `digests` are the blocks' positions in `blocks(manifest)`. Yields True after each file and block. Raises
-    CheckpointDamaged or OSError.
+    The keys of `digests` are the blocks' positions in `blocks(manifest)`. Yields True after each file and block, so
+    that the caller can pause the work there. Raises CheckpointDamaged or OSError if a file is damaged or cannot be
+    read.
     """
     many = len(save_group.ranks)
     for file in manifest.files[save_group.me :: many]:
@@ -300,9 +301,10 @@ def _combine(manifest: Manifest, digests: Mapping[int, bytes], values: Mapping[s
 
 @contextlib.contextmanager
 def _opened(entry: Entry, manifest: Manifest, wanted: Collection[int] | None = None) -> Iterator[dict[int, int]]:
-    """Yield the descriptors of the files in `wanted` by their numbers (None: all that are on this disk).
+    """Yield the descriptors of a checkpoint's files, by their numbers in the manifest.
 
-    They are closed at the end of the context. Raises CheckpointDamaged or OSError if one cannot be opened.
+    `wanted` has the numbers of the files to open (None: all that are on this disk). They are closed at the end of the
+    context. Raises CheckpointDamaged or OSError if one cannot be opened.
     """
     if wanted is None:
         away = set(missing(entry.path, manifest))

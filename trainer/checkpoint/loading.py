@@ -289,7 +289,11 @@ class Reader:
                 optimizer.set_groups(shared["groups"][key])
 
     def _wants(self, document: str) -> bool:
-        """Return whether this rank needs the document of this name: shared or optimizer state, or the rank's own."""
+        """Return whether this rank needs the document of this name.
+
+        It needs the shared one, those with optimizer state, and its own if the checkpoint was saved by as many ranks as
+        there are now, but none of other ranks.
+        """
         if document == SHARED or document.startswith(_OPTIMIZER_DOCUMENTS):
             return True
         return self._me is not None and document == of_rank(self._me.rank)

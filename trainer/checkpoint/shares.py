@@ -124,8 +124,9 @@ def _merged_neighbours(
 def _add_copy(share: Share, other: Share) -> bool:
     """Add `other` to the copies of `share` if it is the next copy of the same row; return whether it was added.
 
-    The caller has checked that both begin with the same part. Each copy of a row has as many parts, on ranks as far
-    apart, and its ranks follow those of the copy before at the same distance, `copy_stride`.
+    A row is several parts of a tensor, on ranks at equal distances; a copy of it has the same parts on other ranks. The
+    next copy has to begin `copy_stride` ranks after the last one. The caller has checked that both begin with the same
+    part.
     """
     copy_stride = share.copy_stride if share.copies > 1 else other.first - share.first
     row = (share.count, share.stride, share.dim) == (other.count, other.stride, other.dim)

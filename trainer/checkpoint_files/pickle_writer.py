@@ -43,7 +43,10 @@ def made(kind: bytes, state: bytes) -> bytes:
 
 
 def record(kind: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """Return the opcodes of an object of the class `kind` whose state is a dict of these fields."""
+    """Return the opcodes of an object of the class `kind` whose state is a dict of `fields`.
+
+    The class, and each field's value by the field's name, are given by their opcodes.
+    """
     return made(kind, table((text(name), value) for name, value in fields.items()))
 
 

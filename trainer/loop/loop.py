@@ -57,7 +57,7 @@ class StepListener(Protocol):
         """
 
     def before_save(self, loop: "Loop") -> None:
-        """Seed the random generators again if the set of ranks has changed since the step that is about to be saved.
+        """Seed the random generators again if the training continues on another number of ranks.
 
         The loop calls it once each time that training continues after a kill: before it saves the last step that was
         made, or at once if none was made.

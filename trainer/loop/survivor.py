@@ -219,10 +219,11 @@ class Survivor:
         self.snapshots.updating = False
 
     def before_save(self, loop: Loop) -> None:
-        """Seed the random generators again if the set of ranks has changed in the step that is about to be saved.
+        """Seed the random generators again if the number of ranks has changed.
 
-        The loop calls it only for the step after which the training continues after a kill. A training that loads this
-        step then draws the same numbers.
+        The seed follows from the setting `seed`, the rank and the step. The loop calls this once each time that
+        training continues after a kill: before it saves the last step that was made, or at once if none was made. A
+        training that loads this step then draws the same numbers.
         """
         if self.snapshots.resized:
             reseed_generators(loop)

@@ -367,7 +367,7 @@ class Trainer:
     def _world(self, given: World | None) -> Iterator[World]:
         """Yield the world `given`, or join the other ranks for the context and yield theirs.
 
-        The world has the mesh that the settings ask for. A process in reserve first waits here until it becomes a rank.
+        Either gets the mesh that the settings ask for. A process in reserve first waits here until it becomes a rank.
         """
         settings = self.settings
         if given is not None:

@@ -143,9 +143,10 @@ def _build(
 
 
 def _try_optimizer(module: nn.Module, make_optimizer: MakeOptimizer) -> Optimizer | Optimizers | None:
-    """Return the optimizer or optimizers that `make_optimizer(module)` makes.
+    """Return the optimizer or optimizers that `make_optimizer` makes for the parameters of `module`.
 
-    Returns None if making them depends on weights that are still to be loaded.
+    Returns None if making them reads weights that are still to be loaded, or draws random numbers. The caller then
+    makes the model again with its first weights.
     """
     return done_without_weights(module, lambda: make_optimizer(parameters_of(module)))
 

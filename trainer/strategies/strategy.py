@@ -133,7 +133,8 @@ class Strategy:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of `loss`, scaled for fp16; call it outside the forward context.
 
-        If the loss is not finite, all gradients become NaN.
+        If the loss is not finite, all gradients become NaN, also on other ranks that sum them, so that `step` changes
+        no parameters.
         """
         first = first_gradient(loss)
         with self.wrapped.around():

@@ -127,7 +127,11 @@ class Answers:
         self._write(self._path(_name(shard)), [content])
 
     def put(self, shard: range, lines: Sequence[Line], values: Sequence[float]) -> None:
-        """Write a shard: a line for each sample, and the sum of `values`, from which `merge` computes the mean."""
+        """Write a shard: a line of JSON for each sample, and the sum of `values`.
+
+        A line has the sample's index and the entries of its item in `lines`. `values` has one number for each sample,
+        such as its loss; `merge` computes their mean over all shards from the sums.
+        """
         body = b"".join(_to_json({"index": index, **line}) for index, line in zip(shard, lines, strict=True))
         proof = {"begin": shard.start, "end": shard.stop, "sum": math.fsum(values), "xxh3": _digest(body)}
         self._write(self._path(_name(shard)), [body, _to_json(proof)])
@@ -175,7 +179,7 @@ class Answers:
             return None
 
     def _compare(self, path: Path) -> None:
-        """Raise BadSettings if the JSON file describes another job, or is missing."""
+        """Raise BadSettings if the JSON file describes another prediction than `job`, or is missing."""
         try:
             theirs = json.loads(path.read_bytes())
         except (OSError, ValueError):

@@ -64,8 +64,8 @@ def open_safetensors(path: Path) -> Source:
 def open_torch(path: Path) -> Source:
     """Return the tensors of a file of torch.save, read with weights_only.
 
-    They are its values by name, or those in a usual wrapper such as `state_dict`. Raises TrainerError if there are
-    none.
+    The file holds a dict of tensors by name, or one that has such a dict under a usual key such as `state_dict`. Raises
+    TrainerError if no tensors are found.
     """
     found = loaded(path, path, mmap=_is_archive(path))
     tensors = _tensors(found)

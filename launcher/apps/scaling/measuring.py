@@ -196,11 +196,13 @@ class _Measuring:
         return f"{statistics.median(rates):.4g} samples/s" if rates else "no samples_per_s was reported"
 
     def _batch(self, one: Configuration, wanted: Sequence[Configuration]) -> int | None:
-        """Return the batch of a configuration of weak scaling: the base's, in proportion to the ranks.
+        """Return the batch with which to measure a configuration of weak scaling: the base's samples in a step, in
+        proportion to the ranks. Return None, so that the spec's batch is used, for the base itself and for strong
+        scaling.
 
         The base is the first configuration of the same strategy in `wanted`, with the fewest ranks; it has to be
-        measured before. Return None, for the spec's batch, for the base itself and for strong scaling. Raise BadInput
-        if the base could not be measured, or its number of samples in a step is not known.
+        measured before. Raise BadInput if the base could not be measured, or its number of samples in a step is not
+        known.
         """
         base = next(other for other in wanted if other.strategy == one.strategy)
         if one.scaling != WEAK or one is base:

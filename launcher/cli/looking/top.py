@@ -152,7 +152,9 @@ def _rows(load: NodeLoad, host: str, with_gpus: bool) -> Iterator[tuple[str, ...
 
 
 def _gpu_cells(gpus: Sequence[GpuLoad], held: int) -> tuple[str, str]:
-    """Return two cells of text: the mean load of the GPUs, and how much of their memory is used (`held` bytes)."""
+    """Return two cells of text: the mean load of the GPUs, and `held` bytes of the sum of their memory. `held` is what
+    a node's row or a rank's row shows as used; "-" stands for what is unknown.
+    """
     told = [gpu.busy for gpu in gpus if gpu.busy is not None]
     busy = f"{sum(told) / len(told):.0f} %" if told else "-"
     total = sum(gpu.memory_total for gpu in gpus)

@@ -143,11 +143,12 @@ def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
 def bring(
     root: Path, folders: Sequence[str], known: Mapping[str, int], ask: Ask, who: str, limits: Limits = LIMITS
 ) -> None:
-    """Copy everything below the folders that the machine `who` has beyond `known` to below `root`, by repeated calls of
-    `ask`.
+    """Copy to below `root` what the machine `who` has below the folders and this machine lacks: new files, and the ends
+    of files that have grown. It is requested by repeated calls of `ask`.
 
     `known` is the number of bytes of each file, by name, that are here. `ask` takes these and returns (pieces, whether
-    there is more). Raise LaunchError for bytes that were not requested, and for more than the limits.
+    there is more). Raise LaunchError for bytes that were not requested, and if there is more than `limits` allows;
+    pieces that came before are kept.
     """
     mine, left = dict(known), limits.at_once_bytes
     for _ in range(_MOST_ANSWERS):

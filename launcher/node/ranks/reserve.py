@@ -88,9 +88,11 @@ class Reserve:
         return tuple(one.pid for one in self._processes if one.pid)
 
     def is_short(self, start: Start) -> bool:
-        """Return whether `fill` would start a process for ranks like those of `start`: fewer that can be such a rank
-        are in reserve than the spec asks for, none is being started, and tries are left in this generation, which allow
-        for a few processes that fail.
+        """Return whether `fill` would start a process now for ranks like those of `start`: whether fewer processes in
+        reserve can become such ranks than the spec asks for, and no process is being started.
+
+        Each start takes a try. A generation has as many tries as the spec asks for processes, and a few more; once they
+        are used up, return False.
         """
         has_tries = start.generation != self._generation or self._tries > 0
         return self._lacks(start) > 0 and has_tries and not self._filling
@@ -205,8 +207,8 @@ class Reserve:
         """Handle the end of a process. If it had become a rank, pass its death to the agent, by the function `tell`
         that `hand_over` was given.
 
-        If it was still in reserve and exited by itself, as the next one would too, or was killed as the last for which
-        this generation had a try left (see `fill`), report that the node has no reserve.
+        If it was still in reserve, report that the node has no reserve in two cases: it exited by itself, as the next
+        process would too; or it was killed and this generation has no try left to start another (see `fill`).
         """
         process.ended = True
         is_ours = process in self._processes

@@ -353,8 +353,8 @@ class BatchSystem(ABC):
         """Change a waiting job so that it starts on nodes that are not in `avoid`, unless that would leave it fewer
         nodes than it needs; by default nothing is changed.
 
-        With `delay_s` the job is just being requeued: it also starts only after that time, and the call returns at
-        once, before the scheduler has applied the change.
+        Give `delay_s` for a job that is being requeued at this moment: it then starts that many seconds later, and the
+        call returns at once, before the scheduler has applied the change.
         """
 
     def follow(self, job: str, others: Sequence[str]) -> bool:  # noqa: ARG002 - of those that can
@@ -468,8 +468,8 @@ def meanings(table: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
 
 
 def in_plain_words(message: str, table: Iterable[tuple[re.Pattern[str], str]], called: str) -> str:
-    """Return the meaning of a batch system's message by the table. If it has none, return the message itself as what
-    the batch system says, by its name `called`; return "" for an empty message.
+    """Return the meaning of a batch system's message by the table, the first pattern that matches. If none does, return
+    "NAME says: MESSAGE" with the system's name `called`; return "" for an empty message.
     """
     message = message.strip()[:_LONGEST]  # the patterns would take minutes for a longer one
     found = ((sign.search(message), words) for sign, words in table)

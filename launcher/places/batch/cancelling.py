@@ -162,8 +162,9 @@ class Cancelling:
         return job, submit_token
 
     def _job_by_name(self) -> tuple[QueuedJob | None, str]:
-        """Return (the job with the run's name or None, a token that it shows or ""), for a run whose records hold no
-        token. Elements of arrays are not considered.
+        """Return (the job with the run's name, a submit token that it shows), for a run whose records hold no token, or
+        (None, "") if there is no such job. A job that has ended is only returned if there is no live one. Jobs that
+        show no token and elements of arrays are not considered.
 
         Raise Unreachable if several live jobs have the name.
         """

@@ -251,9 +251,9 @@ class BatchCluster(Place):
         include_nodes(self.queue, run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start the program that serves one request about the node's ranks, and return the connection to it, if the
-        node is this machine; raise Refused for any other node, because a scheduler starts nothing in a job from
-        outside.
+        """Start the program that serves one request about the node's ranks, and return the connection to it. This works
+        only on the node itself: raise Refused if it is another machine, because a scheduler starts nothing in a job
+        from outside.
         """
         from launcher.node.inside.visit import host_here, machine_of  # late: only who looks inside needs it
 

@@ -135,8 +135,8 @@ def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: fl
 def _answers_about_forgotten(
     queue: BatchSystem, asked: Sequence[_Asked], now: float
 ) -> dict[AttemptDir, ClusterAnswer]:
-    """Return by attempt the accounting's answers about jobs that the scheduler no longer shows. The answer about a job
-    that the accounting does not know is that it is gone.
+    """Return an answer for each attempt in `asked`, whose jobs the scheduler no longer shows: what the accounting says
+    about its job, or that the job is gone if the accounting does not know it.
 
     If the accounting cannot be queried, each attempt keeps its last answer.
     """
@@ -152,8 +152,8 @@ def _answers_about_forgotten(
 
 
 def _answer(queue: BatchSystem, attempt: AttemptDir, answer: ClusterAnswer | None, now: float) -> ClusterAnswer | None:
-    """Return `answer`, the scheduler's answer about an attempt; if the job is gone but an earlier answer, which was
-    recorded in the attempt's folder, has its end, return that one.
+    """Return `answer`, the scheduler's answer about an attempt. But if it is that the job is gone, and an earlier
+    answer in the attempt's folder says how the job ended, return the earlier one.
 
     If `answer` is None, because the attempt has no job yet, return an answer that it is being submitted, or None if its
     submitter is alive on this machine and reports that itself.

@@ -106,8 +106,8 @@ def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str 
 
 
 def _keep_avoided(run: RunDir, news: RunNews) -> None:
-    """Replace the exclusions that attempts behind a login node made by those in the news; exclusions of other attempts
-    stay.
+    """Replace the run's excluded hosts here by those in `news`, as far as attempts behind a login node excluded them;
+    hosts that other attempts excluded stay.
     """
     before = read_record(run.avoided, list[Exclusion]) or []
     theirs = {

@@ -208,8 +208,9 @@ class SlurmSystem(BatchSystem):
         """Exclude the nodes in `avoid` from a waiting job that will be started again, except those without which too
         few would be left for it.
 
-        With `delay_s` the job is just being requeued: it also starts only after that time. The call then returns at
-        once, and a process of its own changes the job.
+        Give `delay_s` for a job that is being requeued at this moment: Slurm then starts it that many seconds later,
+        but at least 3, instead of after two minutes. The call returns at once, and a process of its own changes the
+        job.
         """
         left_out = script.left_out(plan, self._avoidable(plan, avoid))
         if delay_s is None:

@@ -59,8 +59,10 @@ def _step(plan: Plan, attempt: AttemptDir, hosts: Sequence[str], whole: Plan, jo
 
 
 def step_command(whole: Plan, plan: Plan, job: str, host: str) -> list[str]:
-    """Return the words before a program's command that run it on one host of the job, in the same container as ranks of
-    `plan`; `whole` is the plan of the whole job.
+    """Return the words before a program's command that run it by srun on one host of the job, in the same container as
+    ranks of `plan`.
+
+    `plan` is that of the run, or of one role of it. `whole` is the plan of the whole run, for which the job was made.
     """
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())

@@ -51,8 +51,9 @@ def table_finding(hosts: Sequence[SeenHost], all_of_them: int) -> Finding:
 
 
 def reboot_finding(workdirs: Sequence[str]) -> Finding:
-    """Return the finding on how runs continue on a host after a reboot. Its hint has, for each of `workdirs`, the
-    folders in which the pool's hosts keep runs, a crontab line that continues them without a user's command.
+    """Return the finding, of level OK, that tells how runs continue on a host after a reboot. Its hint has, for each of
+    `workdirs`, the folders in which the pool's hosts keep runs, a crontab line that continues them without a user's
+    command.
     """
     text = "a host that was rebooted takes part in its runs again when `launch status` is asked next"
     lines = "; or ".join(map(crontab_line, workdirs))

@@ -193,7 +193,9 @@ class RpcClient(ClosedAtTheEnd):
         return self._garbled(error.lines[0]) if isinstance(error, Garbled) else self._broken(error)
 
     def _broken(self, error: EOFError | Silent) -> Unreachable:
-        """Return the error for a connection that ended, or for an answer that did not come in time."""
+        """Return the error for a connection that ended, with the last line that the other side wrote to stderr, or for
+        an answer that did not come in time.
+        """
         if isinstance(error, Silent):
             return error
         return Unreachable(f"{self._running.who}: {''.join(self._running.last_error_lines()).strip() or 'it hung up'}")

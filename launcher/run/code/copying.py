@@ -80,13 +80,13 @@ def copy_tree(code: CodeList, source: Path, target: Path, *, fsync: bool = True,
 
 class CopiedFile(NamedTuple):
     """A regular file that was copied: its path, its digest, its status when it was read (`looked`), and the status of
-    its copy (`kept`).
+    its copy (`kept`), the first one if there are two.
     """
 
     path: str
     digest: str  # of the bytes that were read and written
     looked: os.stat_result
-    kept: os.stat_result  # the status of its first copy
+    kept: os.stat_result  # of the first copy
 
 
 def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: Watch = iter) -> Iterator[CopiedFile]:

@@ -126,7 +126,9 @@ def _listed_whole(pristine: Path, digest: str) -> CodeList | None:
 
 
 def stored(run: RunDir, digest: str) -> Path:
-    """Return the path at which the store of this run's project keeps the code with this digest."""
+    """Return the path at which the store of this run's project keeps the code with this digest, whether or not it is
+    there.
+    """
     return run.path.parent / STORE / digest
 
 

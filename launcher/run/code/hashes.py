@@ -121,7 +121,7 @@ def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -
     """Return the hash of each regular file by its name.
 
     Raise BadInput for a file that cannot be read or has changed type; `doing` is the verb of its message, such as
-    "copied". With an index a file whose listed status is known is not read.
+    "copied". With an index, a file is not read if the index has its hash for the size, times and inode in `code`.
     """
     hashes = {}
     with readable(code.root, doing):

@@ -93,8 +93,9 @@ class Occupancy:
     def before(self, one: SlotWaiter) -> frozenset[SlotWaiter]:
         """Return the waiters for the same kind of slot that are served before `one`.
 
-        These are other users' runs that came earlier, and the same user's runs of higher priority. Runs of one user
-        exchange positions only among themselves, so that other users wait no longer.
+        Runs of one user exchange positions only among themselves, by priority and then by arrival, so that other users
+        wait no longer. Before `one` are the runs of its user that this puts first, and other users' runs that came
+        before the position that is left for `one`.
         """
         same = [other for other in self.waiting if other.kind == one.kind and other.turn != one.turn]
         own = sorted([one, *(other for other in same if other.user == one.user)], key=lambda other: other.turn)

@@ -272,8 +272,8 @@ class AllRuns:
         return [_Looked(one, status, self._known[one.id].changed) for one, status in found if one.id in self._known]
 
     def _store(self, found: Sequence[_Looked]) -> None:
-        """Store runs that were read; an error with one is logged, and does not affect others. A run whose folder is
-        gone is left out.
+        """Store the states of runs that were read; an error with one is logged, and does not affect others. Nothing is
+        stored about a run whose folder is gone.
         """
         for looked in found:
             one, status, _ = looked

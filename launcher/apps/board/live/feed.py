@@ -126,8 +126,8 @@ class WatchedRun:
         return self._saved[1]
 
     def _points(self) -> Iterator[Message]:
-        """Yield one message with the new points of all metrics, and then a mark for the page's timeline for each step
-        of these at which a validation metric was reported.
+        """Yield one message with the points of all metrics that are new since the last call, if there are any, and then
+        a mark for the page's timeline for each step of these at which a validation metric was reported.
 
         If a restart repeats steps whose points the page has, yield a Rewind first, at which it drops these points.
         """

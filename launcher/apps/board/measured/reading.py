@@ -210,9 +210,11 @@ class MeasuredRun:
         return _once(heapq.merge(own, self._reported.points(name), key=lambda point: point[0])) if in_reports else own
 
     def column(self, name: str) -> "tuple[array[int], array[float], array[float]] | None":
-        """Return (steps, times, values) as the arrays in memory.
+        """Return (steps, times, values) of the metric `name`, as the arrays in memory, which the caller must not
+        change.
 
-        Return None if the metric has no value, values from two sources, or not a value for every step.
+        Return None if the metric has no value, values from both sources, or none for some step at which its source has
+        another metric.
         """
         tables = [one for one in (self._reported, self._written) if name in one.columns]
         if len(tables) != 1 or tables[0].columns[name].count(MISSING) or not tables[0].steps:

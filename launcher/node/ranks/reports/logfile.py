@@ -43,7 +43,7 @@ class WriteBehind:
             self._thread = None
 
     def _work(self) -> None:
-        """Carry out the queued writes in order."""
+        """Carry out the queued writes in order, until `close` is called and those queued before it are done."""
         while (write := self._writes.get()) is not None:
             with contextlib.suppress(OSError):
                 write()
@@ -101,7 +101,7 @@ class LogFile:
 
     def tail(self) -> tuple[str, ...]:
         """Return the log's last lines, at most _TAIL_LINES, without control characters and empty lines; () if it cannot
-        be read. Of a crash report by faulthandler only the stack of the thread that crashed is returned.
+        be read. If they hold a crash report by faulthandler, only the stack of the thread that crashed is kept of it.
         """
         try:
             with self.path.open("rb") as file:

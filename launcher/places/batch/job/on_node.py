@@ -70,7 +70,8 @@ def supervise_node(queue: BatchSystem, run: RunDir, number: int) -> None:
 
 def keep_agent(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
     """Keep the agent of node `index` running until it has ended for good, the attempt has ended or `wakeup` asks to
-    stop. Once the agent may have lost the coordinator, check the run's folder for the end of the attempt.
+    stop. Once the agent has exited because it may have lost the coordinator, check the run's folder for the end of the
+    attempt, and requeue the job if the scheduler shows the coordinator's host as down.
 
     In a role other than the main one, the first node's agent coordinates that role, so that its end is the end of the
     role's attempt. For such a role the folder is checked from the beginning, because the process that started the agent

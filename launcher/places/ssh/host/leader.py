@@ -363,8 +363,8 @@ def propose(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], 
 
 
 def announcement(supervisor: SupervisorState, *, before: int) -> Event | None:
-    """Return the event in the history by which the leader of an attempt with a number below `before` announced how the
-    run ends, or None.
+    """Return the first event in the history by which the leader of an attempt with a number below `before` announced
+    how the run ends, or None if there is none.
 
     Only attempts since the run was submitted, or last resumed by a user, count.
     """

@@ -57,9 +57,10 @@ def is_held(run: RunDir) -> bool:
 
 
 def host_index_file(attempt: AttemptDir, *, apart: bool) -> Path:
-    """Return the path of this host's `HostIndex`, the record of its node number and GPUs in the attempt. If hosts have
-    disks of their own, `apart`, the attempt's folder has one such file, else one for each host, with a digest of the
-    host's name in the file's name.
+    """Return the path of this host's `HostIndex`, the record of its node number and GPUs in the attempt.
+
+    With `apart` hosts have disks of their own, and the attempt's folder on each has one such file. Otherwise the
+    folder, which hosts share, has one for each host, with a digest of the host's name in the file's name.
     """
     return attempt.host_index if apart else attempt.path / f"seat-{hashlib.sha256(_own_name()).hexdigest()[:16]}.json"
 

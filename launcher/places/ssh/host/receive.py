@@ -46,8 +46,8 @@ class _Disks(msgspec.Struct, frozen=True):
 
 
 class _OpenedOn(msgspec.Struct, frozen=True):
-    """The record, in an attempt's folder, of the name of the host that was the first to open the attempt there. If it
-    is another host's, the hosts share a disk that the plan takes for one of each.
+    """The record in an attempt's folder that names the first host which opened the attempt in this folder. If a host
+    finds the name of another one in it, the two share a disk, although by the plan each has its own.
     """
 
     host: str

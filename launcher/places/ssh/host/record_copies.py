@@ -131,8 +131,9 @@ def _named(run: RunDir, replica: Replica, roles: Collection[str]) -> KeptRecord 
 
 
 def _of_role(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
-    """Return the records of a role's attempt that are copied to other hosts, under the same short names as those of the
-    run, such as `state`; the caller adds the role and attempt.
+    """Return the records of a role's attempt that are copied to other hosts: the coordinator's address, the end, the
+    history and the state. They have the same short names as those of the run, such as `state`; the caller adds the role
+    and attempt.
     """
     of_run = _of_run(run, attempt)
     return {name: of_run[name] for name in (ENDPOINT, "end", EVENTS, "state")}

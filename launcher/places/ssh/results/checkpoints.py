@@ -24,7 +24,9 @@ _LONGEST = 1 << 62  # the manifest has the size of each file
 
 
 class HostDisk:
-    """A host's checkpoints, listed and copied over SSH; it implements `CheckpointHolder` of launcher/copies/mirror."""
+    """The checkpoints in one folder of a run on one host, listed and copied over SSH; it implements `CheckpointHolder`
+    of launcher/copies/mirror.
+    """
 
     def __init__(self, client: HostClient, run_id: RunId, folder: str) -> None:
         self._client = client

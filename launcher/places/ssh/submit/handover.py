@@ -263,8 +263,8 @@ def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str
     the plan has nodes. Hosts without enough GPUs are left out.
 
     Preferred are hosts outside `bad`, then hosts whose GPUs or cores are free now, then the pool's order. If the run
-    follows others, its first host must be one that sees their files, unless none does and their wait is over; return []
-    if there is no such host.
+    waits for other runs, its first host must be one that sees their files; return [] if there is none. Any host may be
+    the first once these runs have ended as the wait demands.
     """
     wanted = len(plan.nodes)
     usable = [name for name, one in ready.items() if len(one.gpus) >= most_of_a_host(plan).gpus]

@@ -127,11 +127,12 @@ def _of_another_machine(
 def _judged(
     run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]
 ) -> ClusterAnswer:
-    """Return the run's state from the report that knows most (`best_of`), after keeping that report in the run's folder
-    here.
+    """Return the run's state from the best of the hosts' reports, after keeping that report in the run's folder here:
+    one of the newest attempt, preferably of its end (see `best_of`). `said` has each host's report, or why it did not
+    answer.
 
-    The state is unknown if a host that did not answer may have a newer report, and lost if all hosts answer and none
-    knows the attempt; no report is kept then. `said` has each host's report, or why it did not answer.
+    In two cases no report is kept. If a host that did not answer may have a newer report, the last recorded answer is
+    returned, marked as old; if all hosts answer and none knows the attempt, the run is lost.
     """
     silent = reasons(failures(said))
     best = best_of(with_the_run(said), apart=plan.disks_apart)

@@ -19,8 +19,10 @@ from launcher.supervisor.waiting import WAITS_HERE, has_happened
 
 
 def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """Return the first problem with the runs that a new one is to follow, or an empty list: a run that no host of the
-    pool sees, or one that no host sees together with those before it.
+    """Return a list with the first problem with the runs `awaited`, for which a new one is to wait: one that no host of
+    the pool sees, or one that no host sees together with all earlier ones of the list. Return [] if there is none.
+
+    Runs whose end has come already, as this machine's records show, need not be seen.
     """
     common: set[str] | None = None
     for index, one in enumerate(awaited):
