@@ -73,7 +73,7 @@ class Run:
     """
 
     id: RunId
-    path: Path
+    path: Path  # its run directory on this machine
 
     @classmethod
     def get(cls, ref: str) -> "Run":

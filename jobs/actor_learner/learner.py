@@ -98,10 +98,10 @@ def as_lists(net: nn.Sequential) -> dict[str, Any]:
 
 
 def shares(played: Sequence[Any], world: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return for each of `world` ranks the states of its episodes (every `world`-th one), the pushes, and the weight of
-    each push in the loss.
+    """Divide the episodes over `world` ranks, and return for each rank (states, pushes, weights): three tensors with an
+    entry for each push of its episodes, which are every `world`-th one.
 
-    `played` has the states and pushes of each episode. The weight of a push is the discounted time that the pole stood
+    `played` has (states, pushes) for each episode. The weight of a push is the discounted time that the pole stood
     after it, less the mean over all pushes, in standard deviations, divided by the number of pushes of all ranks.
     """
     stood = [torch.arange(len(pushes), 0, -1) for _, pushes in played]

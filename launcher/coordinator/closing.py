@@ -239,7 +239,9 @@ def _briefly(decision: Decision, failure: Event) -> str:
 
 
 class Closer:
-    """The part of the coordinator that ends the ranks of a generation, and then hands the reason to `Aftermath`."""
+    """The part of the coordinator that ends the ranks of a generation, and then hands the reason to `Aftermath`, which
+    lets the policy choose what follows.
+    """
 
     def __init__(self, attempt: Attempt, aftermath: Aftermath) -> None:
         self._attempt = attempt

@@ -239,9 +239,10 @@ class Inquiry:
     def _is_certain(self, found: HangVerdict, mono: float) -> bool:
         """Return whether waiting longer cannot help, so that the generation is to be closed for the verdict `found`.
 
-        Either two inspections in a row gave the same verdict, of a kind that time does not mend, such as a mismatch of
-        collectives. Or a signal has stopped all the ranks at fault while others ran; or stopped some of them, which two
-        inspections saw during a long silence.
+        That is so in three cases. Two inspections in a row gave the same verdict, of a kind that time does not mend,
+        such as a mismatch of collectives. A signal has stopped all ranks at fault, and for some seconds ranks have been
+        stopped while others ran and no step was made. Or two inspections in a row found the same ranks frozen, a signal
+        has stopped some of them, and the generation has been silent for a minute.
         """
         if found.kind is HangKind.FROZEN:
             stopped = [self._looks[rank].state == "T" for rank in found.ranks if rank in self._looks]

@@ -80,7 +80,9 @@ class Opener:
         return bool(come) and not come & nodes.hopeful
 
     def _chosen(self) -> tuple[int, ...]:
-        """Return the indexes of the nodes that would get ranks, in order of their group rank."""
+        """Return the indexes of the nodes that would get ranks if a generation were opened now, in order of their group
+        rank: at most `plan.nodes_max` of the usable nodes. If there are more, those with drawbacks are left out first.
+        """
         attempt, plan = self._attempt, self._attempt.plan
         before = attempt.generation
         usable = preferred(

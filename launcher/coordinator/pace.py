@@ -114,8 +114,10 @@ class Pace:
             self._samples.popleft()
 
     def _measures(self, name: str, rank: int) -> bool:
-        """Return whether the rank's value of the metric is used. It is not if a lower rank has reported that metric in
-        this generation, or if the metric is new and _MOST_METRICS are known.
+        """Return whether the value of the metric that the rank has just reported is used. It is not if a lower rank has
+        reported that metric in this generation, or if the metric is new and _MOST_METRICS are known.
+
+        If it is used, the rank is recorded as the lowest that has reported the metric.
         """
         known = name in self.metrics or name in self.not_finite
         room = len(self.metrics) + len(self.not_finite) < _MOST_METRICS

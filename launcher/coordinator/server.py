@@ -192,7 +192,10 @@ class CoordinatorServer:
         self._handle(EndAttempt(kind))
 
     async def close(self) -> None:
-        """Stop listening and wait until all records are written; call it after the agents were told to exit."""
+        """Stop listening, close all connections, and wait until all records are written.
+
+        Call it after the agents were told to exit.
+        """
         await self._listener.close()
         for timer in (self._timer, self._state_timer):
             if timer is not None:

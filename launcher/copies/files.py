@@ -180,9 +180,11 @@ class ReplicaFiles:
         return True
 
     def _give_way(self, save: Save, to: Held) -> bool:
-        """Set aside the committed checkpoint that has the kind and step of `save`, if there is one, in favour of `to`;
-        return True, so that the call can end a condition. Raise SaveGone if it is complete and newer than `to` (of a
-        later attempt, or saved later).
+        """Set aside the committed checkpoint that has the kind and step of `save`, if there is one, so that `to` gets
+        its folder's name. Raise SaveGone if the former is complete and newer than `to` (of a later attempt, or saved
+        later).
+
+        Always return True, so that the call can stand at the end of a condition.
         """
         place = (save.kind, save.step)
         here = [held for held in self.list() if held.committed and (held.kind, held.step) == place]

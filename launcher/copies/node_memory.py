@@ -26,7 +26,7 @@ class NodeMemory(ReplicaFiles):
         self.own = Snapshots(folder)
 
     def list(self) -> list[Held]:
-        """Return the snapshots of this node's ranks, and the copies of another node's."""
+        """Return an entry for each snapshot of this node's ranks, then for each copy of another node's."""
         return [*super().list(), *self.copies.list()]
 
     def manifest(self, save: Save) -> bytes:

@@ -31,8 +31,8 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True, slots=True)
 class UploadRules:
-    """Rules for uploads: how many checkpoints stay in the store (`keep`), how many steps or seconds lie between two of
-    them, and how fast they are sent; None for no rule.
+    """Rules for uploads: how many checkpoints stay in the store (`keep`), how many steps or seconds there are at least
+    between two of them, and how fast they are sent; None for no rule. If `every_steps` is set, `every_s` is not used.
 
     `apart` means that each node's disk has the files of its own ranks only; otherwise the first node uploads all. A
     failure is retried after `retry_s`, then longer, up to `retry_max_s`; at the end of a run `give_up_s` without

@@ -164,7 +164,7 @@ def voters_of(plan: Plan) -> frozenset[int]:
 def quorum(hosts: int) -> int:
     """Return how many of the `hosts` must be connected, with the leader among them, to continue without a shared disk.
 
-    Half suffice, because the others may take over only with more than half.
+    Half of them, rounded up, suffice, because the others may take over only with more than half.
     """
     return (hosts + 1) // 2
 

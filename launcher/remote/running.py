@@ -21,7 +21,7 @@ _ESCAPED = {byte: f"\\0{byte:03o}" for byte in range(256) if byte not in _PLAIN}
 
 
 class Channel(Protocol):
-    """A command that a transport has started; all work is done in the thread that calls a method."""
+    """A command that paramiko or OpenSSH has started; all work is done in the thread that calls a method."""
 
     @property
     def ready_fd(self) -> int:

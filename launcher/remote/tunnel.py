@@ -52,7 +52,10 @@ class Tunnel:
             peer.shutdown(socket.SHUT_RDWR)
 
     def _carry(self, peer: socket.socket) -> None:
-        """Relay one accepted connection until either side ends it."""
+        """Relay one accepted connection over a new channel until either side ends, and close both.
+
+        A LaunchError, such as that no channel can be opened, is logged and not raised.
+        """
         with peer:
             try:
                 channel = self._dial()

@@ -21,7 +21,7 @@ _DIGEST = 64
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Disk space that a run takes, in bytes."""
+    """Disk space that a run takes, in bytes. `logs`, `code`, and usually `checkpoints` are parts of `total`."""
 
     total: int  # of the run's folder
     checkpoints: int  # of their folder, which may be outside the run's

@@ -57,7 +57,7 @@ class Comparison(msgspec.Struct, frozen=True):
     packages: Table
     unnoted: tuple[str, ...]  # runs whose packages are not recorded on this machine
     commits: tuple[str, ...]  # of each run's code; "": not known
-    code: tuple[CodeComparison, ...]  # of each run but the first
+    code: tuple[CodeComparison, ...]  # of each run but the first, whose code the others are compared with
 
 
 @dataclass(frozen=True, slots=True)

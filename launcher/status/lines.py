@@ -51,8 +51,8 @@ class LineSplitter:
             yield self._finish_line(newline=0)
 
     def _store(self, piece: bytes) -> None:
-        """Append a piece to the unfinished line. If that is then longer than 64 KiB, drop all but the last state of a
-        progress bar, and of what is left all bytes after the first 64 KiB, which are only counted.
+        """Append a piece to the unfinished line, of which at most 64 KiB are kept. If it is longer, drop the earlier
+        states of a progress bar. If the rest is still too long, drop and count the bytes after its first 64 KiB.
         """
         self._length += len(piece)
         self._held += piece

@@ -39,11 +39,11 @@ class LogChoice:
 
 
 def begin_at(log: Path, choice: LogChoice) -> tuple[int, int]:
-    """Return (the offset at which to begin to read the file, how many lines were counted for `choice.last`).
+    """Return (the offset in bytes at which to begin to read the file, how many lines were counted for `choice.last`).
 
-    Lines that match `choice.pattern` are counted from the file's end, at most `choice.last`; none are if that is None.
-    The offset is that of the first counted line, or of the time `choice.since` if that is later in the file. Return
-    (0, 0) if the file does not exist.
+    If `choice.last` is set, lines that match `choice.pattern` are counted from the file's end, at most so many. The
+    offset is that of the first of these lines, or of what was written from the time `choice.since` on if that is later
+    in the file; it is 0 if neither is set. Return (0, 0) if the file does not exist.
     """
     with open_log(log) as fd:
         if fd is None:

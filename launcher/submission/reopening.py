@@ -80,7 +80,8 @@ def reopen(
     complete. Without `on` it runs on its cluster as this was configured then, with `on` on that cluster as configured
     now. If another machine resumes the run, `defaults` are the options that its clusters file sets for the cluster;
     they override those here (None: this machine resumes it). `unlisted` are hosts that were declared gone by the
-    launcher and not by a user.
+    launcher and not by a user. Raise NotStarted if the cluster refuses the start; the new attempt is then recorded as
+    failed.
     """
     _check_code_is_here(run, after)
     before = read_plan(run, after)

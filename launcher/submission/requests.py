@@ -207,10 +207,10 @@ def spec_problems(wish: Request, machine: Machine, unset: Collection[str]) -> li
 
 
 def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> dict[str, Project]:
-    """Return {role: the facts about its code}, or an empty dict for a run of one program.
+    """Return {role: the facts about its code} for the roles of `spec`, or an empty dict for a run of one program.
 
-    The facts tell, for instance, which modules the role's program needs and the interpreter `python` lacks; their path
-    is `root`, the project's folder.
+    `code` is the project's code, which all roles share. The facts tell, for instance, which modules the role's program
+    needs and the interpreter `python` lacks; as the path they have `root`, the project's folder.
     """
     return {
         name: replace(facts_of_code(one, code.listed.root, code.listed, python, code.own_folders), path=str(root))

@@ -195,12 +195,12 @@ class Checkpointer:
                 saver.abandon()
 
     def after_step(self, step: int, info: Mapping[str, Value] | None = None) -> bool:
-        """Save every so many steps or seconds; return True, after trying to save, if a stop was requested: then exit.
+        """Save if that is due; return True, after trying to save, if a stop was requested: the script then has to exit.
 
-        All ranks call it after every optimizer step. `info` are values for the checkpoint's manifest. A script that
-        exits with code 75 is started again by launch. Raises on all ranks: Fenced if newer processes of the run own the
-        folder, and SaveFailed after three failed saves in a row or if the folder cannot be claimed, and TrainerError
-        for state that cannot be saved.
+        A save is due every so many steps or seconds as the checkpointer was made with. All ranks call it after every
+        optimizer step. `info` are values for the checkpoint's manifest. A script that exits with code 75 is started
+        again by launch. Raises on all ranks: Fenced if newer processes of the run own the folder, and SaveFailed after
+        three failed saves in a row or if the folder cannot be claimed, and TrainerError for state that cannot be saved.
         """
         self.still_at(step)
         if step != self._continued_at:

@@ -61,9 +61,10 @@ def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, mem
 
 
 def piece_of(target: Tensor, entry: TensorEntry, need: Need) -> Piece:
-    """Return the Piece that reads the saved part in `need` into the elements of `target` that it covers.
+    """Return the Piece for one Need: which bytes of the file to read, and how they get into this rank's `target`.
 
-    `entry` describes the saved tensor; `need` names one of its saved parts, and where in `target` its values go.
+    `entry` describes the saved tensor. `need` names one of the parts in which it was saved, a box in that part, and
+    where in the local part of `target` the values of the box go.
     """
     chunk = need.chunk
     dtype, row = dtype_of(entry.dtype), math.prod(chunk.lengths[1:]) * ITEM_BYTES[entry.dtype]

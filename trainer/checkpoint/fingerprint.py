@@ -337,7 +337,8 @@ def _has_values(document: str) -> bool:
 def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
     """Return the optimizers' state that is not tensors, by optimizer and parameter, whichever rank saved it.
 
-    `read(file, view, at)` fills `view` from offset `at` of the manifest's file with this number.
+    Where that state contains a tensor, the tensor's type, shape and digests take its place. `read(file, view, at)`
+    fills `view` from offset `at` of the manifest's file with this number.
     """
     found: dict[str, Any] = {}
     for name, tree in manifest.trees.items():

@@ -80,7 +80,11 @@ class NewestState:
                 _reject(entry, "; ".join(dict.fromkeys(problems)), damaged)
 
     def _newest_on_disk(self) -> int:
-        """Return the newest step that has a complete checkpoint on disk, or 0; all ranks call it."""
+        """Return the newest step that has a complete checkpoint on disk, or 0; all ranks call it.
+
+        If nodes have separate disks, it is complete on all of them. On a shared disk its folder's name counts alone, as
+        a folder gets the name of a checkpoint only once it is complete; damage is not noticed here.
+        """
         if self._save_group.separate_disks:
             return max((step for step, _ in self._whole_everywhere(dict(self._whole(set())))), default=0)
         return self._save_group.broadcast(

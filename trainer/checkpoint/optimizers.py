@@ -88,7 +88,10 @@ class OptimizerNames:
             )
 
     def set_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Set the learning rate and all other options of each parameter group to the saved ones."""
+        """Set the learning rate and all other options of each parameter group to the saved ones in `groups`.
+
+        Call `check_groups` before, which refuses groups of other parameters.
+        """
         for optimizer in {id(one): one for one in (self.optimizer, self._inner)}.values():
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
                 group.update(

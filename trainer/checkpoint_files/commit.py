@@ -282,7 +282,7 @@ def _rename(draft: Path, final: Path, kind: Kind, manifest: Manifest) -> None:
 
 
 def _is_ours(final: Path, kind: Kind, manifest: Manifest) -> bool:
-    """Return whether the folder `final` holds the checkpoint of this manifest and kind."""
+    """Return whether the folder `final` holds the checkpoint of this kind from the same save as `manifest`."""
     try:
         return read_manifest(Entry(kind, manifest.step, final), partial=True).nonce == manifest.nonce
     except (CheckpointDamaged, OSError):

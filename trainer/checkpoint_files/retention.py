@@ -54,10 +54,10 @@ def spared(disks: Sequence[Stock]) -> set[int]:
     """Return the steps whose checkpoints must not be deleted however old they are, if they are spread over disks.
 
     `disks` has for each disk its checkpoints, each with the names of the files that the disk has and of those that it
-    lacks; for a single disk the result is empty. A checkpoint is complete if each of its files is on some disk. The
-    steps are, if they exist, the newest that survives the loss of any one disk, the newest complete one, and the oldest
-    complete one after the first of these: it is being copied to other disks, and no copy would ever be finished if each
-    such checkpoint were deleted meanwhile.
+    lacks; for a single disk the result is empty. A checkpoint is complete if each of its files is on some disk, and
+    safe if each is on two. The steps are at most three: the newest safe one, the newest complete one, and the oldest
+    complete one that is newer than the newest safe one. The last is being copied to a second disk, and no copy would
+    ever be finished if such a checkpoint were deleted each time.
     """
     whole = [step for step, count in _copies(disks).items() if count]
     if len(disks) < 2 or not whole:

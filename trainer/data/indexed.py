@@ -99,7 +99,11 @@ class Indexed:
         self._fetchers = None
 
     def _jobs(self, epoch: int, done: int) -> Iterator[Job]:
-        """Yield a Job for each micro-batch after `done` samples, with the samples that this rank fetches."""
+        """Yield a Job for each micro-batch of the epoch after its first `done` samples, with this rank's samples of it.
+
+        For a micro-batch in which this rank has none, the Job has one sample as a filler, which does not count, if this
+        object was made with `fillers`; else there is no Job.
+        """
         order = epoch_order(self._length, self._seed, epoch, shuffle=self._shuffle)
         for micro in micro_batches(done, self._length, self._sharing, drop_last=self._drop_last):
             own = self._sharing.share(micro.lo, micro.hi)

@@ -45,7 +45,7 @@ class Step:
     ended: bool = False  # whether the stream was seen to end; its state may speak of the next epoch already
 
     def pin_memory(self) -> "Step":
-        """Return the step with its tensors in page-locked memory."""
+        """Return a copy of the step with its tensors in page-locked memory, from which GPUs copy faster."""
         return replace(self, parts=pinned(self.parts))
 
 
@@ -78,7 +78,7 @@ class Reading:
     drop_last: bool = False
 
     def into_batch(self, items: list[Any]) -> Any:
-        """Return the items collated into one batch."""
+        """Return the items collated into one batch, by `collate` or, without it, by torch's default."""
         return (self.collate or default_collate)(items)
 
 

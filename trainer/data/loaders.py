@@ -106,7 +106,8 @@ class LoaderBatches:
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the part of `state`, as `state_dict` returned it, that all ranks share.
 
-        The loader's own state is in it only if it serves any number of ranks.
+        That is the number of ranks, how many batches each was given, and whether the epoch ended; and the loader's own
+        state, but only if it serves any number of ranks.
         """
         of_rank = state["loader"]
         kept = {name: of_rank[name] for name in ("world_size", "given", "ended")}

@@ -124,9 +124,10 @@ class Workers:
         return answer
 
     def _lost(self, worker: int, error: Exception) -> Exception:
-        """Return the error to raise for a worker whose pipe failed, after ending all workers.
+        """Return the error to raise for a worker whose pipe failed with `error`.
 
-        If the worker is still running, `error` is returned and none is ended.
+        If the worker has ended, all others are ended, too, and a TrainerError says how it ended and at which task. If
+        it still runs, after a short wait, `error` is returned and no worker is ended.
         """
         member = self._workers[worker]
         code = member.join(_END_S)

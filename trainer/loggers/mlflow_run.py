@@ -88,7 +88,10 @@ class MlflowRun:
         return client.create_run(experiment, tags={_TAG: self._about.training_id}, run_name=self._name)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Send the metrics of the rows that the run lacks, with all of a step in one request if they fit."""
+        """Send the metrics of the rows that the run lacks, with all of a step in one request if they fit.
+
+        It lacks the steps after the newest one that it had when `open` was last called; rows of tests are always sent.
+        """
         metrics: list[Any] = []
         for row in rows:
             if row.of_test or row.step > self._last:

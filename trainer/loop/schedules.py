@@ -84,7 +84,7 @@ class Schedule:
             self._scheduler.step(monitored(values, monitor))
 
     def start_from(self, rate: float) -> None:
-        """Make the schedule again with the learning rate `rate` for the first parameter group.
+        """Begin the schedule again, at its first step, with the learning rate `rate` for the first parameter group.
 
         Other groups keep the ratio of their rates to the first.
         """

@@ -142,7 +142,10 @@ class RankStateFile:
         return cls(path, lives.pop(), {step: data for _, step, data in from_files}) if len(lives) == 1 else None
 
     def write(self, step: int, data: bytes) -> bool:
-        """Write a step's state to its file; return False if there is no memory for it."""
+        """Write a step's state to a file, in place of that of three steps before; return False if that fails.
+
+        It fails for lack of memory, for instance; the earlier files then stay.
+        """
         target = _file(self.path, step % KEPT)
         draft = target.with_suffix(".new")
         try:

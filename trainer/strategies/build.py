@@ -330,9 +330,10 @@ class _Division:
 def _divide_layers(
     module: nn.Module, world: World, settings: StrategySettings, plan: "Plan | None", pipeline: "Pipeline | None"
 ) -> _Division | None:
-    """Divide the layers over tensor-parallel ranks; return None without tensor parallelism.
+    """Divide the model's layers over the tensor-parallel ranks, in place; return None without tensor parallelism.
 
-    `plan` is the user's; without it the model's own is used. Raises BadSettings for a plan without tensor parallelism.
+    `plan` is the user's and says how to divide each layer; without it the model's own is used. A `pipeline` brings the
+    mesh of ranks; without one it is made. Raises BadSettings for a plan of the user without tensor parallelism.
     """
     if world.tp_size == 1:
         if plan and not settings.mesh:

@@ -97,9 +97,10 @@ def _named(made: object) -> Optimizers:
 
 
 def _owners(optimizers: Optimizers, names: Mapping[int, str]) -> dict[int, str]:
-    """Return the name of each parameter's optimizer, by the parameter's id. Raises BadSettings if there are two.
+    """Return the name of each parameter's optimizer, by the parameter's id.
 
-    `names` are the parameters' names by id.
+    Raises BadSettings if two optimizers have the same parameter; `names`, the parameters' names by id, are for that
+    message.
     """
     owners: dict[int, str] = {}
     for key, optimizer in optimizers.items():

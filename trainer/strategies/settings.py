@@ -164,7 +164,10 @@ def _unused_settings(settings: StrategySettings) -> Iterator[str]:
 
 
 def _world_problems(settings: StrategySettings, world: World) -> Iterator[str]:
-    """Yield each reason why the strategy does not fit this world, such as one of a single process and several ranks."""
+    """Yield each reason why the strategy does not fit this world.
+
+    One is that the strategy trains in a single process and the world has several ranks.
+    """
     name = settings.strategy
     if name in ALONE and world.size > 1:
         yield f"strategy: {name} trains in one process, got a world of {world.size}\nhint: use ddp, or start one rank"

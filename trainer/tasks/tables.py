@@ -36,9 +36,10 @@ def table(path: Path, shards: Shards) -> Iterator[bytes]:
 
 
 def _csv(shards: Shards) -> Iterator[bytes]:
-    """Yield the CSV, with a column for each name that any line has.
+    """Yield the CSV: a header with each name that any line has, then the rows of each shard.
 
-    `shards()` returns an iterator over the shards' lines. Values that are neither numbers nor text are written as JSON.
+    `shards()` returns an iterator over the shards' lines; it is called twice. A name that a line lacks is an empty
+    cell. Values that are neither numbers nor text are written as JSON.
     """
     names: dict[str, None] = {}
     for shard in shards():

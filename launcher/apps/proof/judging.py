@@ -51,8 +51,9 @@ class Evidence:
 
     @property
     def alike(self) -> int:
-        """The number of compared steps after the step from which the run last resumed, or after its beginning, and
-        before the first difference; these are all equal.
+        """The number of steps that were compared and are equal, from the last resume before the first difference on.
+
+        If the run had not resumed before, they are counted from its beginning. It is 0 if nothing differs.
         """
         begin, end = self.resumed_at or 0, self.step or 0
         return sum(begin < step < end for step in set(self.compared))
@@ -120,8 +121,8 @@ def _lost_by_a_resume(step: int, between: int, alike: int) -> str:
 
 
 def _never_the_same(evidence: Evidence) -> Iterator[str]:
-    """Yield sentences for the user on a training that differs from run to run even if nothing is killed: first how
-    that was found, then what usually causes it.
+    """Yield sentences for the user on a training that differs from run to run even if nothing is killed, as `evidence`
+    shows: first how that was found, then what usually causes it.
     """
     if evidence.repeats is False:
         yield "the training does not repeat itself: two undisturbed runs differ as well, so no restart is to blame"

@@ -225,8 +225,8 @@ class _Proving:
     def carry_out(self, modes: dict[str, Mode], *, keep: bool) -> Proof:
         """Make the undisturbed run, then one with kills in each of `modes` (by name), and return the result.
 
-        No run with kills is made if the undisturbed one fails or makes fewer than two steps. If all are shown to be
-        exact, all runs are removed, unless `keep`.
+        No run with kills is made if the undisturbed one fails or makes fewer than two steps. If no run with kills
+        differs from the undisturbed one, and enough could be compared to prove that, all are removed, unless `keep`.
         """
         began = time.monotonic()
         alone, run = self._undisturbed("alone")

@@ -78,8 +78,8 @@ def _conducted(sweep: SweepDir, record: SweepRecord) -> int:
 
 
 def conduct(rounds: "Round") -> None:
-    """Carry out one round after another until the sweep is over. In a round (`Round.go`) the trials are looked at and
-    what is due is done. The pauses between rounds grow while nothing is done.
+    """Call `rounds.go` again and again until the sweep is over. Each call is a round: it reads the state of all trials
+    and acts on it, such as by starting trials or ending them. The pauses between rounds grow while none acts.
     """
     quiet_since = time.monotonic()
     while True:

@@ -247,9 +247,9 @@ def _table(rows: list[RunRow], options: argparse.Namespace) -> Table:
 
 
 def _whole(row: RunRow) -> dict[str, object]:
-    """Return a run's row as `--json` prints it: all fields of its status; those of `about` (arguments, description,
-    labels) if that was read; and for a step of a graph `graph`, with the graph's id, the step's name and the steps that
-    it needs.
+    """Return a run's row as `--json` prints it: all fields of its status and, if `row.about` was read, those of it
+    (arguments, description, labels). For a step of a graph there is the key `graph`, with the graph's id, the step's
+    name and the steps that it needs.
     """
     said = {**msgspec.structs.asdict(row.status), **(msgspec.structs.asdict(row.about) if row.about else {})}
     member = row.member
@@ -259,8 +259,8 @@ def _whole(row: RunRow) -> dict[str, object]:
 
 
 def _run_facts(status: RunStatus) -> dict[str, object]:
-    """Return what `launch status RUN --json` prints of a run: its status, labels and position in a graph, `goodput`,
-    and in `spent_s` the seconds by what they were spent on.
+    """Return what `launch status RUN --json` prints of a run: its status, labels and position in a graph; `goodput`,
+    the share of time spent on steps that were not repeated; and in `spent_s` the seconds spent on each activity.
     """
     from launcher.status.life import read_life  # late: the table of runs does without
 

@@ -138,7 +138,7 @@ def _takers(one: "Surveyed") -> str:
 
 
 def _object(one: "Surveyed") -> dict[str, object]:
-    """Return the facts about a host as `--json` prints them."""
+    """Return the facts about a host that has answered, as `--json` prints them."""
     facts = one.facts
     return {
         "reachable": True,

@@ -84,7 +84,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _exit_of(proof: "Proof") -> int:
-    """Return the exit code for the proof's verdict: exact, differs, unproven, or that of a failed run."""
+    """Return the exit code for the proof's verdict: OK if exact, DIFFERS if a run differs, REFUSED if unproven. If a
+    run failed, return that run's exit code, or LAUNCHER_FAULT if none is known.
+    """
     match proof.verdict.value:
         case "exact":
             return Exit.OK

@@ -81,9 +81,9 @@ def _text_of(file: Path) -> bytes:
 
 
 def _option(call: ast.Call) -> ScriptOption | None:
-    """Return the option that a call of `add_argument` declares. Return None if a spec cannot set it: one without a long
-    name, one that prints help or a version, or one whose name has other characters than ASCII letters, digits, `_`, `.`
-    and `-`, or is too long for a key.
+    """Return the option or positional argument that a call of `add_argument` declares. Return None if a spec cannot set
+    it: an option that has only short names, such as `-v`, or that prints help or a version, or a name that is too long
+    for a key or has other characters than ASCII letters, digits, `_`, `.` and `-`.
     """
     names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     long = [name for name in names if name.startswith("--")]

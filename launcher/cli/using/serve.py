@@ -341,7 +341,9 @@ def _size(text: str) -> int:
 
 
 def _as_in_a_spec(kind: Duration | Size, text: str) -> float:
-    """Return the value of a text that is written as in a spec; raise ArgumentTypeError if it is not of this kind."""
+    """Return the seconds of a Duration or the bytes of a Size, from a text as in a spec; raise ArgumentTypeError if the
+    text is not of this kind.
+    """
     try:
         return kind.convert(Scalar(text, plain=True, mark=FROM_COMMAND_LINE))
     except Unfit as error:

@@ -194,7 +194,7 @@ class LeaseWatch:
 
 
 class Held:
-    """Processes that are stopped with SIGSTOP until `let_go` continues them."""
+    """The processes that `hold` has stopped with SIGSTOP, until `let_go` continues them."""
 
     def __init__(self) -> None:
         self._held: dict[ProcessId, None] = {}

@@ -179,8 +179,8 @@ class Preparation:
             self._settled.set()
 
     async def _check(self, checkup: Checkup, devices: Collection[str], bound_s: float) -> None:
-        """Check the devices by `checkup`, each for at most `bound_s` seconds, and keep the results in `health`; raise
-        NodeUnfit if one fails.
+        """Check the devices by `checkup`, each for at most `bound_s` seconds, and keep the results in `health`. If one
+        fails, keep the error in `failure` instead, and raise it: NodeUnfit.
         """
         try:
             self.health = await checkup.look(self._zygote, devices, bound_s)

@@ -32,7 +32,7 @@ _DEFERRED_START = "launcher.submission.deferred_start:DeferredStart"
 class DeferredCluster(Place):
     """The place where an attempt waits on this machine, in a process of its own, for other runs.
 
-    `there` is the cluster to which the run will go, which describes its nodes; None if no caller asks for these.
+    `there` is the cluster to which the run will go; methods that describe its nodes refuse if it is None.
     """
 
     kind = DEFERRED

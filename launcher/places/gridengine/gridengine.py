@@ -171,8 +171,8 @@ class GridEngineSystem(BatchSystem):
 
 @cache
 def rule_of(pe: str | None) -> str | None:
-    """Return the allocation rule of the parallel environment `pe`, by which slots are spread over hosts, or None if it
-    does not exist.
+    """Return the allocation rule of the parallel environment `pe`, by which slots are spread over hosts, or None if
+    `pe` does not exist or is None.
     """
     return None if pe is None else read_settings(ask(["qconf", "-sp", pe]).out).get("allocation_rule")
 

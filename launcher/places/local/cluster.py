@@ -78,8 +78,8 @@ class LocalCluster(Place):
         """Return None, because no text is passed to a batch system."""
 
     def warm_up(self, plan: Plan, folder: Path) -> bool:
-        """Start a zygote for the runs that this process submits, such as a sweep's trials, to share: a process that
-        imports torch and what else they need, and is then forked. `folder` has their common `code/`.
+        """Start a zygote, unless one is running, for the runs that this process submits, such as a sweep's trials, to
+        share: a process that imports torch and what else they need, and is then forked. `folder` has their `code/`.
 
         Return False while its imports are under way; return True once they are done, or if no zygote is used.
         """

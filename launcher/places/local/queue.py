@@ -42,7 +42,8 @@ class TurnHere:
         return self._slots.fds if self._slots is not None else ()
 
     def wait(self, at_first: Callable[[], None] | None = None) -> Plan | AttemptEnd:
-        """Wait until the run may start and return the plan to follow, or return how the run has ended meanwhile.
+        """Wait until the run may start and return the plan to follow, with the GPUs that it got; or return how the
+        attempt has ended meanwhile, such as by `launch cancel`, once that end is recorded.
 
         `at_first` is called once if the run has to wait at all.
         """

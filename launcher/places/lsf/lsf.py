@@ -97,7 +97,7 @@ class LsfSystem(BatchSystem):
         return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))
 
     def submitted(self, text: str) -> str | None:
-        """Return the id of the accepted job from bsub's output, or None if the output has none."""
+        """Return the id of the accepted job from bsub's output, or None if the output names no job or several."""
         found = set(_SUBMITTED.findall(text))
         return found.pop() if len(found) == 1 else None
 

@@ -203,10 +203,10 @@ def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
 
 
 def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None) -> Finding:
-    """Return the finding about accounting, a warning if sacct shows nothing. `kept` is whether Slurm's configuration
-    has accounting on (None if not shown), `said` sacct's error or "" if it answers.
+    """Return the finding about accounting: a warning if it is off or sacct fails, else that it works. `kept` is whether
+    Slurm's configuration has accounting on (None if not shown), `said` sacct's error or "" if it answers.
 
-    `min_job_age_s` is for how long Slurm itself shows ended jobs, None if it does not show that.
+    `min_job_age_s` is for how long Slurm itself shows ended jobs (None: not known); the warning names that time.
     """
     known = "" if min_job_age_s is None else f" for {time_words(min_job_age_s)} (MinJobAge)"
     lost = f"how a job ended that left no word in its run's folder is known{known} only"

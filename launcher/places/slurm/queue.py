@@ -130,9 +130,10 @@ class SlurmSystem(BatchSystem):
         return script.script_of(plan, submit_token, where, bearable, dependency, expedites=self.expedites)
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
-        """Submit the script once and return the job's id; raise NotStarted if Slurm refuses it. The job gets the
-        variables `environ`. sbatch inherits `lock`, the descriptor of a lock file, so that the lock is held as long as
-        sbatch runs.
+        """Submit the script once and return the job's id; raise NotStarted if Slurm refuses it, and Unreachable or
+        another LaunchError if it is not known whether there is a job. The job gets the variables `environ`.
+
+        sbatch inherits `lock`, the descriptor of a lock file, so that the lock is held as long as sbatch runs.
         """
         from launcher.places.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
 

@@ -110,10 +110,10 @@ class SshCluster(Place):
         self.prepare(plan).start(attempt)
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Hand over attempts whose submitter was killed; for the others, ask hosts that have no supervisor any more to
-        take part again.
+        """Hand attempts whose submitter was killed over to their hosts. For the others, start a process that asks hosts
+        which have lost their supervisor, or are lost to the run, to take part again.
 
-        Errors of a handover are not raised, but kept for the command to report.
+        Errors of a handover are not raised, but kept: `look` gives them as reasons.
         """
         attempts = [(run, attempt) for run, attempt in attempts if run.whole == run]
         left = [(run, attempt) for run, attempt in attempts if is_open(run, attempt)]

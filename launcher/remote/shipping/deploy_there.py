@@ -20,8 +20,10 @@ import venv
 
 
 def main(arguments: str) -> None:
-    """Create the virtual environment that `arguments` (JSON) describe, unless it exists, and print a line that confirms
-    it.
+    """Create the virtual environment that `arguments` describe, unless it exists, and print a line that confirms it.
+
+    They are a JSON object: the environment gets the path `lib/DIGEST` in the folder `workdir`, where DIGEST is the
+    value of `digest`; if `theirs` is true, the packages of the host's Python can be used in it, too.
     """
     asked = json.loads(arguments)
     os.umask(0o077)

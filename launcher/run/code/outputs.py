@@ -24,8 +24,8 @@ def frozen_names(run: RunDir, plan: Plan) -> set[str]:
 
 
 def written(code: Path, frozen: Collection[str], patterns: Sequence[str]) -> list[str]:
-    """Return the files in the run's copy `code` that are not among the names `frozen`; with patterns, only those that
-    match one.
+    """Return the files in the run's copy `code` that are not among the names `frozen`, as sorted names relative to
+    `code`; with `patterns`, the globs of the spec's `run.outputs`, only files that match one.
     """
     globs = [Glob(pattern) for pattern in patterns]
     names = walk(code, "", lambda name: name in frozen) if code.is_dir() else set()

@@ -26,7 +26,7 @@ def job_name() -> Text:
 
 
 def _job_name_like(text: str) -> str:
-    """Return a hint with a valid job name that resembles the text, or ""."""
+    """Return a hint with a valid job name that resembles the text, or "" if no character of the text can be kept."""
     like = re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-_")[:63]
     return f"for example {like}" if like else ""
 

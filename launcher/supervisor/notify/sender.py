@@ -55,7 +55,8 @@ def pause_after(tries: int, after_s: float = 0.0) -> float:
 class RecipientThread:
     """A thread that sends messages to one recipient in order, and records for each whether it was delivered.
 
-    A message that fails is tried again, after growing pauses, for six hours; the ones after it wait.
+    A message that fails is tried again, after growing pauses, for six hours, unless the error excludes a later success;
+    then it is recorded as not delivered. The ones after it wait until then.
     """
 
     def __init__(self, recipient: Recipient, send: Send, note: Note, clock: Callable[[], float] = boottime) -> None:

@@ -62,7 +62,7 @@ class SeenRun:
 
     @classmethod
     def of(cls, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> "SeenRun":
-        """Read the run's labels and return it with this status; `seen` are the times of change of its records."""
+        """Read the run's labels and return it with this status; `seen` are the modification times of its records."""
         about, secrets = _about(one, status)
         return cls(
             one, status, _files_of(one), seen, about, secrets, group_of(one.id, one.path, about.tags), changed=seen

@@ -284,7 +284,9 @@ def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, 
 
 
 def _jobs_of(plan: Plan) -> list[str]:
-    """Return the ids of the jobs of the runs for which a plan waits; a run without a job is left out."""
+    """Return the id of the newest job of each run for which the plan's run waits before it starts; a run that has no
+    job is left out.
+    """
     newest_ones = (newest(RunDir(Path(one.run_dir))) for one in plan.awaited)
     handles = (readable(one.handle, Handle) for one in newest_ones if one is not None)
     return [handle.job_id for handle in handles if handle is not None and handle.job_id is not None]

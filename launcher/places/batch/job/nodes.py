@@ -102,8 +102,8 @@ def is_back(plan: Plan, attempt: AttemptDir, lost: Exclusion) -> bool:
 
 
 def _has_a_new_agent(plan: Plan, agent: Path, lost_at: float) -> bool:
-    """Return whether the agent's record, the file `agent`, was written after the loss at `lost_at`; wait up to two
-    seconds for that.
+    """Return whether the agent's record, the file `agent`, was written after the node was lost, at the Unix time
+    `lost_at`; wait for that until two seconds after the loss.
 
     A record up to half a lease older counts as well, because the clocks of hosts differ.
     """

@@ -41,8 +41,9 @@ _LOOK_S = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Supervise this node's agent for `argv`, which is KIND RUN_DIR ATTEMPT, until it has exited for good or this
-    process is asked to exit; return 0.
+    """Supervise this node's agent until it has exited for good or this process is asked to exit; return 0.
+
+    `argv` is KIND RUN_DIR ATTEMPT, where KIND names the batch system, such as slurm.
     """
     name_this("launch-super")
     os.umask(0o077)

@@ -101,7 +101,8 @@ class AttemptOnHost:
         """Claim the attempt for this process, so that no other supervisor runs it here and no older attempt writes any
         more; raise Fenced if another process has claimed it.
 
-        `again` says that the process that had claimed it is gone.
+        With `again`, the process that had claimed it is known to be gone: this one takes its place, and no Fenced is
+        raised.
         """
         self.log_to()
         place = self.attempt.started if self.leads else self.attempt.node_started(self.index)

@@ -144,7 +144,8 @@ class Follower:
 
     def _is_deserted(self) -> bool:
         """Return whether the agent has exited and the leader, which would send the next attempt, has not answered for a
-        whole lease.
+        whole lease. If the agent has exited, ask the leader once more; an answer that it has no leader itself does not
+        count.
         """
         if not self._is_left():
             return False

@@ -66,10 +66,10 @@ def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> N
 
 
 class LateMessages(Strategy):
-    """The task of a process that informs other hosts of the run's end. It tries again until all are informed, or must
-    have given the run up by themselves.
+    """The task of a process that informs other hosts of the run's end. It tries again until all are informed or so much
+    time has passed that those which were cut off have given the run up by themselves; see `gives_up_s`.
 
-    Its first argument is `cancel` or `end`, the others are the hosts by name.
+    Its first argument is `cancel` or `end`, the others are the names of the hosts to inform.
     """
 
     stands_by = False  # it begins at once and awaits no message to do so

@@ -236,7 +236,7 @@ class Leader:
 
     def _role_agents(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
         """Return the processes, not yet started, that this host runs for a role's attempt: the role's coordinator, then
-        its agents.
+        the agents of the role's nodes on this host. `plan` is the role's.
         """
         supervisor, run = self._supervisor, RunDir(Path(plan.run_dir))
         agents = supervisor.here.role_agents(

@@ -153,9 +153,12 @@ def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | Launc
     """Return whether hosts that do not answer cannot change what the best report says. `said` has each host's report,
     or the error in its place.
 
-    They cannot if the run succeeded, if it has ended and the hosts share a disk or half of them report the end, or if
-    the silent hosts are too few to have continued it: one alone never takes over; two may, of an attempt on three. The
-    leader may have continued if others report that they lost it; and any host may if the run was cancelled without it.
+    They cannot if `best` reports that the run has succeeded, or that it has ended and the hosts share a disk. Else they
+    cannot if half of the hosts report the end, or if the silent ones are too few to have continued the run: fewer than
+    two, or than the run's least number of hosts.
+
+    Return False in any case if `best` has no state, or one after which a host may continue without the others knowing
+    it: lost, unknown or cancelled; likewise if the run has not ended and its leader reports nothing of this attempt.
     """
     if best.head.state in (None, State.LOST, State.UNKNOWN, State.CANCELLED):
         return False

@@ -102,7 +102,8 @@ def ask_reports(run: RunDir, places: Sequence[Place]) -> dict[str, HostReport | 
 
 
 def ask_report(run: RunDir, client: HostClient) -> HostReport:
-    """Ask one host for its report and the new parts of its files, and return these; nothing is written here.
+    """Ask one host for its report and the new parts of its files, and return them; nothing is written here. Raise
+    LaunchError if the host does not answer, or sends a file that is no record of the run.
 
     The host is asked only for events after those on this machine. If its events differ from these, it is asked again
     for all of them.
