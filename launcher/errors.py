@@ -137,7 +137,9 @@ class NothingToDo(LaunchError):
 
 
 class Unreachable(LaunchError):
-    """Raised if the cluster does not answer; nothing is known to have failed."""
+    """Raised if a cluster or host does not answer, or gives no answer that can be used. The run itself may be fine, so
+    the same command may succeed later.
+    """
 
     exit_code = Exit.UNREACHABLE
 

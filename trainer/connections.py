@@ -163,7 +163,7 @@ class Connections:
         self.given_up = False
 
     def abort_with_others(self, group: dist.ProcessGroup) -> None:
-        """Let the next `cut` also abort this GPU group, in place of one named before.
+        """Have the next `cut` also abort this GPU group, in place of the group of an earlier call.
 
         Do nothing if launch cannot ask this process to connect anew, as outside of a run (LAUNCH_CONTROL is not set).
         """
@@ -274,7 +274,7 @@ group_connections = Connections()  # by this process, for all of its groups
 
 
 def _sockets() -> dict[int, str]:
-    """Return this process's open sockets: their names in /proc by descriptor."""
+    """Return this process's open sockets by descriptor, each with its name in /proc, such as `socket:[48213]`."""
     found = {}
     for name in os.listdir(_FDS):
         try:

@@ -48,7 +48,10 @@ class SaveFailed(TrainerError):
 
 
 class Fenced(SystemExit):
-    """Raised to end the process without a traceback, because newer processes of this run write the checkpoints now."""
+    """Raised to end the process without a traceback, because newer processes of this run write the checkpoints now.
+
+    Newer are those of a later attempt or generation. The exit code is EXIT_FENCED; `message` says what has taken over.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(EXIT_FENCED)

@@ -51,7 +51,11 @@ Make = Callable[[str, tuple[Any, ...]], Any]
 
 
 class _Reader:
-    """The stack machine of the pickle format; `make` builds an object in place of each call that a pickle asks for."""
+    """The stack machine of the pickle format: `step` executes one opcode, and in the end the object is on `stack`.
+
+    Where a pickle calls a function or class, `make(name, arguments)` is called instead, and returns what takes the
+    place of the result; `name` is "MODULE NAME".
+    """
 
     def __init__(self, make: Make) -> None:
         self.stack: list[Any] = []

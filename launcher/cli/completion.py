@@ -109,7 +109,7 @@ def _commands() -> Iterator[Command]:
 
 
 def _flag(action: argparse.Action) -> FlagWords:
-    """Return an argparse option as names, help and completions."""
+    """Return the names and the help of an argparse option, and the completions of its value (None: it has no value)."""
     return FlagWords(
         tuple(action.option_strings), action.help or "", None if action.nargs == 0 else _candidates(action)
     )

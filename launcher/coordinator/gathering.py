@@ -39,8 +39,9 @@ class Gathering:
         return [self._open_at, self._wait_until, self._give_up_at, *spare_at, *returns]
 
     def may_succeed(self, mono: float) -> bool:
-        """Return whether enough nodes are usable or can still become usable: the coordinator's own node, as many as the
-        plan needs, and in a pool so many voters that the others cannot elect another leader.
+        """Return whether the nodes that are usable, or can still become usable, are enough for a generation: among them
+        must be the coordinator's own node, as many nodes as the plan needs at least and, in a pool, so many voters that
+        the remaining voters cannot elect another leader.
         """
         groups = [self._nodes.usable, self._nodes.hopeful, self._nodes.returning(mono).keys()]
         if self._first and mono < self._give_up_at:

@@ -259,7 +259,9 @@ class Generation:
         return (end.log or None) if end is not None else None, self._tails.get(rank, ())
 
     def lose(self, node: int) -> None:
-        """Count the ranks of the node that have not ended as lost, and no longer wait for the node to start any."""
+        """Mark the ranks of the node that have not ended as lost, and no longer wait for the node to start any. No rank
+        is stopped or replaced here.
+        """
         self.starting.discard(node)
         self.lost.add(node)
         for rank in self.of_node(node):

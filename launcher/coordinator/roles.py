@@ -116,7 +116,9 @@ class Roles:
         return self._failed or AttemptEnd(State.SUCCEEDED, None, Exit.OK, end.ended_at, "all roles have finished")
 
     def _give_up_waiting(self) -> None:
-        """Mark as done the parts that wait for a part which has ended and was never ready."""
+        """Mark each part as done that can never start, because a part of a role that it waits for has ended without
+        having been ready; also those that wait for a part marked so.
+        """
         while stuck := [part for part in self._parts.values() if self._waits_in_vain(part)]:
             for part in stuck:
                 part.is_done = True

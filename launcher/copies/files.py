@@ -167,8 +167,10 @@ class ReplicaFiles:
         return self._is_taken(save) and self._give_way(save, self._held(save, self.list()))
 
     def move_in(self, save: Save) -> bool:
-        """Rename a received copy that waits in its own folder to its proper name, after setting aside another
-        checkpoint of that name. Return False if none waits.
+        """Rename a received copy of `save` that waits in its own folder to its proper name, after setting aside another
+        checkpoint of that name. Return False if no copy waits.
+
+        Raise SaveGone if the other checkpoint is complete and newer.
         """
         waiting = self._waiting_folder(save)
         if not waiting.is_dir():

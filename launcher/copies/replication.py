@@ -394,7 +394,9 @@ def _as_reported(start: Start, text: str) -> str:
 
 
 def _gave_way(save: Save, holder: int) -> str:
-    """Return a text that a different checkpoint was set aside in favour of `save`, which node `holder` has."""
+    """Return the text of an event: another checkpoint with the folder name of `save` was set aside, because the ranks
+    load the one that node `holder` has.
+    """
     return f"another {save} is set aside for that of node {holder}"
 
 

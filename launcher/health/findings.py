@@ -49,8 +49,8 @@ def warning(about: str, text: str, hint: str) -> Finding:
 
 
 def problem(about: str, text: str, hint: str, *, unreachable: bool = False) -> Finding:
-    """Return a finding, about the thing named `about`, that runs will not work, with a hint; `unreachable` means that
-    this is because a host could not be reached.
+    """Return a finding of the level problem about the thing named `about`: runs will not work because of it. `hint`
+    says what to do, and `unreachable` that the problem is only that a host did not answer.
     """
     return Finding(Level.PROBLEM, about, text, hint, unreachable=unreachable)
 

@@ -136,7 +136,9 @@ def group_timeout_s(recovery: Recovery) -> float:
 
 
 def _every(steps: int | None, seconds: float | None) -> str:
-    """Return the interval as text, such as `500 steps` or `90 s`, or "" if both arguments are None."""
+    """Return the interval as text, such as `500 steps` or `90 s`: `steps` if it is given, else `seconds`. Return "" if
+    both are None.
+    """
     if steps is not None:
         return f"{steps} steps"
     return "" if seconds is None else f"{seconds:g} s"

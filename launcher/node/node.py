@@ -290,8 +290,8 @@ class NodeAgent:
 
     @property
     def _other_processes(self) -> tuple[tuple[int, ...], Pids]:
-        """Return the child processes that are no ranks: (pids of the zygote and the watchdog, a function that returns
-        the pids in reserve).
+        """Return the child processes that are no ranks, as (the pids of the zygote, its standby and the watchdog, a
+        function that returns the present pids of reserve processes, which wait to replace a rank).
         """
         return (*self._preparation.own_pids, self._watchdog.pid), lambda: self._preparation.reserve.pids
 

@@ -29,7 +29,7 @@ _KERNEL_S = 1.0  # interval at which the kernel log and the host's notice are re
 class Readiness:
     """The readiness of a node to run ranks; each change is sent to the coordinator over the agent's connection.
 
-    `on_import` is called when imports begin, which take seconds.
+    `on_import` is called when the zygote begins to import torch, which takes seconds.
     """
 
     def __init__(self, home: Home, reaper: Reaper, line: Lifeline, on_import: Callable[[], None]) -> None:
@@ -105,8 +105,8 @@ class Readiness:
         self._due.set()
 
     async def is_still_fit(self, suspects: list[int]) -> bool:
-        """Check the devices of the local ranks in `suspects`, which have failed; report the result to the coordinator,
-        and return whether the node can run ranks again.
+        """Check the devices of ranks on this node that have failed; `suspects` are their local rank numbers. Report the
+        result to the coordinator, and return False if a device is unfit.
         """
         try:
             await self.preparation.check_again(suspects)

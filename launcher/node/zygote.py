@@ -207,8 +207,10 @@ def fork_sibling() -> int:
 
 
 def fork_for_subreaper() -> int:
-    """Fork through a process that ends at once, and return as os.fork does; the child's parent is the next subreaper
-    above this process. Raise NoFork or OSError if that is impossible.
+    """Fork a child whose parent is not this process but the next subreaper above it, and return as os.fork does: the
+    child's pid, or 0 in the child.
+
+    The process that forks the child is itself a fork, which ends at once. Raise NoFork or OSError if a fork fails.
     """
     pids, pid_of_it = os.pipe()
     try:
@@ -1655,7 +1657,10 @@ class Zygote:
             self._end()
 
     def _end(self) -> NoReturn:
-        """Exit at once and without cleanup, because the agent has closed the connection."""
+        """Exit at once and without cleanup, because the agent has closed the connection or cannot use this process.
+
+        The forked ranks continue: their parent is the agent.
+        """
         os._exit(0)
 
 

@@ -164,8 +164,8 @@ class Offers(ClosedAtTheEnd):
 
 
 def _public(path: Path) -> bytes | None:
-    """Return the bytes of the public key that belongs to the private key in `path`, from the file beside it (`.pub`) or
-    from `path` itself, or None if there is none.
+    """Return the bytes of the public key that belongs to the private key file `path`: from the file beside it with
+    `.pub` added to the name, or from `path` itself if that holds a public key. Return None if neither has one.
     """
     for candidate in (path.with_name(f"{path.name}.pub"), path):
         try:

@@ -142,7 +142,9 @@ class AttemptDir:
         return self.node(index) / f"progress-{local_rank:03d}"
 
     def rank_process(self, index: int, local_rank: int) -> Path:
-        """Return the file that identifies the process of a rank on node `index`, for tools that inspect it."""
+        """Return the path of the record of a rank's process on node `index`: its rank, identity (host, boot, pid, start
+        time), environment and log. Commands that inspect a rank, such as `launch exec`, read it.
+        """
         return self.node(index) / f"rank-{local_rank:03d}.json"
 
     def rank_processes(self, index: int) -> list[Path]:

@@ -281,7 +281,12 @@ def _verdict(facts: RunFacts) -> _Verdict:
 
 
 def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
-    """Return the conclusion from the recorded end of an attempt: the run has ended, or another attempt follows."""
+    """Return the run's state from `end`, the recorded end of its newest attempt.
+
+    Either the run has ended with it, or another attempt is to follow. In that case the cluster's answer decides or,
+    without one, whether the process that would start the attempt is alive: the run is queued or lost, or its state is
+    unknown if that process is on another machine.
+    """
     if end.state.ended:
         return _Verdict(end.state, end.message, end.cause, end.exit_code, end.ended_at)
     if end.state is not State.QUEUED:

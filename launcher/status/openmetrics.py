@@ -89,7 +89,9 @@ def _by_state(statuses: Sequence[RunStatus]) -> Family:
 
 
 def _run_families(shown: Sequence[RunStatus]) -> Iterator[Family]:
-    """Yield the families with one series per run: state, steps, rate, restarts and the like."""
+    """Yield the OpenMetrics families (all series of one name) that have one series for each run in `shown`: its state,
+    steps, rate, restarts and so on.
+    """
 
     def of_each(name: str, help_: str, samples: Iterable[float | None], unit: str = "") -> Family:
         """Return a family with one value for each run."""

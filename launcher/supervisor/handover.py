@@ -123,8 +123,8 @@ class Handover:
                 give_up(run, attempt, why)
 
     def _was_left(self) -> bool:
-        """Return whether the process that submitted the attempts has finished or has died, so that it will not hand
-        them over any more.
+        """Return whether the lock file records that the submitter has finished handing the attempts over, whether it
+        succeeded or not. A submitter that was killed leaves no such record.
         """
         try:
             return self.lock.stat().st_size > 0

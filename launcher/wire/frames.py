@@ -124,7 +124,11 @@ def complain(text: str) -> None:
 
 
 class Wire(Generic[In, Out]):
-    """An authenticated connection: `receive` returns messages in order and None at the end, `send` never blocks."""
+    """An authenticated connection of this process to a peer, for messages of type `In` from it and `Out` to it.
+
+    `receive` returns messages in order, and None once the peer has closed or the connection broke. `send` queues a
+    message without waiting, and drops it if the connection has ended.
+    """
 
     def __init__(
         self,

@@ -140,8 +140,10 @@ class Progress:
         return 0 if self.step is None or self._began is None else self.step - self._began
 
     def _merge(self, report: Report, words: dict[str, object]) -> None:
-        """Record the fields of a report, and its metrics; `words` is its line as a JSON object. A field that the report
-        leaves out keeps its former value.
+        """Record the fields of a report, and its metrics. A field that the report leaves out keeps its former value.
+
+        `words` is the report's line as a JSON object: each number in it under a name that is no field of Report is a
+        metric.
         """
         self.step = report.step if report.step is not None else self.step
         self._began = self.step if self._began is None else self._began

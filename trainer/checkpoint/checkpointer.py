@@ -434,9 +434,10 @@ class Checkpointer:
         ]
 
     def _give_up(self) -> None:
-        """Wait for the last save, and raise the error that ends the training after failed saves.
+        """Wait for the last save, which failed, and raise the error that ends the training.
 
-        It is Fenced if newer processes of the run own the directory, else SaveFailed.
+        Raises Fenced if it failed because newer processes of the run own the folder. Else raises SaveFailed: three
+        saves in a row have failed.
         """
         outcome = self._open_saver().wait()
         problem = outcome.problem if outcome else "nothing was saved"

@@ -94,8 +94,9 @@ class NewestState:
     def _newest(self, passed_over: set[int]) -> tuple[Entry, Manifest] | None:
         """Return the newest checkpoint that is complete on all disks, or None if there is none; all ranks call it.
 
-        The newest with finite weights comes before newer ones without, which are then renamed, as are damaged ones, so
-        that none is loaded again. Steps in `passed_over`, whose checkpoints could not be read, do not count.
+        Checkpoints whose weights are not all finite count only if there is no other; else those newer than the returned
+        one are renamed, so that they are not loaded again. Damaged ones are renamed too. Checkpoints of the steps in
+        `passed_over` could not be read before, and are left out.
         """
         if not self._save_group.separate_disks:
             manifest = self._save_group.broadcast(self._newest_finite(self._whole(passed_over)))

@@ -164,7 +164,7 @@ class SaveGroup:
 
     @property
     def children(self) -> list[list[int]]:
-        """The places (indexes in `ranks`) that send to this one in the tree, level by level, nearest first."""
+        """The places (indexes in `ranks`) of the ranks that send to this rank in the tree, by level, leaves first."""
         levels, step = [], 1
         while step < len(self.ranks) and self.me % (step * self.fan) == 0:
             level = range(self.me + step, min(self.me + step * self.fan, len(self.ranks)), step)

@@ -176,9 +176,9 @@ def _split_full_row(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[
 
 
 def singles(share: Share) -> list[Share]:
-    """Return a share of its own for each part of the row `share`.
+    """Return one share for each part of the row `share`, in order: with the part's offsets and the rank that has it.
 
-    If the row is there several times, so is each part: its share has the same number of copies.
+    If several ranks have copies of the row, each of these shares has the same number of copies.
     """
     found = []
     for number in range(share.count):

@@ -45,9 +45,10 @@ def write_direct(
 
 
 def _write_pieces(fd: int, view: memoryview, after_piece: Callable[[], None]) -> int:
-    """Write past the page cache, piece by piece, and return how many bytes were written.
+    """Write `view` at the descriptor's offset past the page cache, and return how many bytes were written.
 
-    These are fewer than all if the disk needs larger blocks for such writes; the caller writes the rest.
+    `after_piece` is called after each piece of at most 32 MiB. The number is less than the size of `view` if the disk
+    takes such writes only in larger blocks; the caller writes the rest. Any other failed write raises OSError.
     """
     done = 0
     while done < len(view):

@@ -57,7 +57,7 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
     @property
     def files(self) -> range:
-        """The numbers of the files that hold the parts of this row."""
+        """The indices of the files that hold this row's parts, into the manifest's `files`; one file per part."""
         return range(self.file, self.file + self.count * self.stride, self.stride)
 
     def part(self, number: int) -> "Chunk":

@@ -80,7 +80,7 @@ def split(tensors: Iterable[Weight], most_bytes: int) -> list[list[str]]:
 def index(files: Mapping[str, Sequence[str]], weights: Weights) -> bytes:
     """Return the JSON index of several safetensors files, as transformers reads it.
 
-    `files` lists the tensors in each file.
+    `files` has the names of the tensors in each file, by file name; `weights` are all tensors, for the total size.
     """
     size = sum(one.size for one in weights.tensors.values())
     homes = {tensor: file for file, names in files.items() for tensor in names}
@@ -140,7 +140,7 @@ def _put(archive: zipfile.ZipFile, zip64_from: int, name: str, pieces: Iterable[
 
 
 def strides(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a contiguous tensor."""
+    """Return the strides, in elements, of a contiguous tensor of this shape."""
     found = [1]
     for length in reversed(shape[1:]):
         found.insert(0, found[0] * max(1, length))

@@ -21,7 +21,7 @@ log = logging.getLogger("trainer")
 
 
 class TrainData:
-    """Batches of this rank, epoch after epoch; (seed, epoch) alone decide the order of an epoch.
+    """The batches of this rank, epoch after epoch; (seed, epoch) alone decide the order of an epoch.
 
     `batch_size` counts the samples of one optimizer step over all ranks and micro-batches, so that neither the number
     of ranks nor `accumulate` changes the training.
@@ -31,8 +31,9 @@ class TrainData:
     shards, also needs `sum_over_ranks`, which adds up a number of each rank; it is called once a step to learn whether
     any rank has samples left.
 
-    Instead of a data set a loader that keeps its own position may be given (loaders.py): `shuffle`, `drop_last`,
-    `workers` and the like are its own then, and `per_rank` and `sum_over_ranks` are as for a stream that shards itself.
+    In place of a data set, `dataset` may be a loader that keeps its own position (loaders.py). Then `shuffle`,
+    `drop_last`, `workers`, `prefetch` and `pin_memory` have no effect, `collate` must be None, and the position and
+    `sum_over_ranks` are as for a stream that shards itself.
     """
 
     def __init__(

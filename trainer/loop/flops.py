@@ -88,10 +88,10 @@ def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
 def counted(
     strategy: Strategy, settings: Settings, samples: Callable[[], int], run: Callable[[], Tensor]
 ) -> tuple[Flops, str]:
-    """Return the operations of one sample, averaged over all ranks, and the message to log; all ranks call it.
+    """Return the floating-point operations of one sample, averaged over all ranks, and a text about them for the log.
 
-    `run` runs the forward pass of a micro-batch and returns its loss; `samples`, called afterwards, returns how many
-    samples it had.
+    All ranks call it. `run` runs the forward pass of a micro-batch and returns its loss; `samples`, called afterwards,
+    returns how many samples it had. The first result also has the peak of all devices, if it is known.
     """
     began = time.perf_counter()
     of_ranks = gathered((count(strategy, run), samples()), strategy.world)

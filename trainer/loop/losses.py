@@ -159,10 +159,10 @@ class StepLosses:
         self._others = [_added_up(one, width) for one in others]
 
     def take(self, extra: Sequence[float] = ()) -> dict[str, float]:
-        """Return the step's mean losses by name, over all ranks and the same on all, and begin a new step.
+        """Return the means of the losses that were added since the last call, by name, and begin to collect anew.
 
-        All ranks call it. `extra` are more numbers of this rank to exchange: the attribute `of_ranks` then has those of
-        each rank.
+        They are means over all ranks, and equal on all. All ranks call it, each with as many numbers in `extra`: these
+        are exchanged too, and afterwards the attribute `of_ranks` has a list of them for each rank.
         """
         numbers = read([one for sums in self._sums for pair in sums.values() for one in pair])
         width = 2 * len(self._names)
@@ -185,7 +185,10 @@ class StepLosses:
 
 
 def _added_up(numbers: Sequence[float], width: int) -> list[float]:
-    """Divide `numbers` into rows of `width` and return the exact sum of each column; zeros if there are none."""
+    """Divide `numbers` into rows of `width` and return the sum of each column, rounded once.
+
+    Returns `width` zeros if there are no numbers.
+    """
     batches = [numbers[place : place + width] for place in range(0, len(numbers), width or 1)]
     return [exact_sum(column) for column in zip(*batches, strict=True)] or [0.0] * width
 
@@ -218,7 +221,10 @@ class StepCount:
         return answer.loss * (self._world.dp_size / batch.step_samples if batch.samples else 0.0)
 
     def add(self, answer: Answer, batch: Batch) -> None:
-        """Add the count in `answer`, the loss function's result for a micro-batch, if it has one."""
+        """Add the count in `answer`, the loss function's result for the micro-batch `batch`, to the step's count.
+
+        Nothing is added if the loss function gives no count. A batch of 0 samples, which only fills up, counts as 0.
+        """
         if answer.count is None:
             return
         here = torch.as_tensor(answer.count, dtype=torch.float64, device=answer.loss.device).detach()

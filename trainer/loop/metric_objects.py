@@ -74,7 +74,10 @@ def _parts(name: str, metric: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check(name: str, metric: Any) -> None:
-    """Raise TrainerError for a metric without declared state, which would be computed from one rank's data only."""
+    """Raise TrainerError if a metric object in `metric` has no state declared by `add_state` to reduce over ranks.
+
+    Without that, it would be computed from one rank's data only. `name` is the metric's name, for the message.
+    """
     for part, one in _parts(name, metric):
         if not any(held.metric_state for held in _metrics_inside(one).values()):
             raise TrainerError(

@@ -180,7 +180,11 @@ class Reports(Callback):
         self._wire = wire
 
     def on_log(self, training: Training, line: Line) -> None:
-        """Send the step's loss, learning rate and speed, and the slow rank if there is one."""
+        """Send the step's loss, learning rate and speed, and the slow rank if `line` has one.
+
+        That is the rank which all others wait for; it is sent with the seconds of its own work in a step and the median
+        of these over the ranks.
+        """
         words = {name: line[name] for name in _SAID if name in line}
         self._wire.report_step(training.step, training.total_steps, **words)
         if "slow_rank" in line:

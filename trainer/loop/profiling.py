@@ -54,7 +54,7 @@ def _mark(phase: str) -> None:
 
 
 class Profiler(Callback):
-    """A callback that traces the steps `first` to `last` of each rank into a file of its own in `folder`.
+    """A callback that traces the steps with numbers `first` to `last`; each rank writes its own file into `folder`.
 
     After a complete trace, one that no restart cut short, `report(training, times)` is called on each rank. `times` has
     by name means per step and rank, as `trace_summary.merged` returns them, and as `model_bytes` the size of the

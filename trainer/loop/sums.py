@@ -71,7 +71,7 @@ def read(values: Sequence[Count]) -> list[float]:
 
 
 def _on_the_device(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors, moved to the first GPU that has one of them, if any has."""
+    """Return the tensors, all moved to the device of the first one that is not on the CPU; one at least must be."""
     device = next(tensor.device for tensor in tensors if tensor.device.type != "cpu")
     return [tensor.to(device) for tensor in tensors]
 

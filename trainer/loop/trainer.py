@@ -73,7 +73,10 @@ MakeOptimizer = Callable[[Any], Optimizer | Optimizers]  # of trainer.strategies
 
 
 class Trainer:
-    """A training of a model by given settings, loss and data; `fit()` resumes from its newest checkpoint, or begins."""
+    """A training of a model by given settings, loss, optimizer and data.
+
+    `fit()` trains it to the end: from its newest checkpoint if there is one, else from the beginning.
+    """
 
     def __init__(
         self,

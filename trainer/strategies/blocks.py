@@ -70,11 +70,11 @@ def _only_contains(module: nn.Module) -> bool:
 
 
 def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[nn.Module]:
-    """Return the modules that `wanted` chooses, without modules inside of others.
+    """Return the modules inside of `module` that `wanted` chooses, without those inside of another chosen one.
 
     `wanted` has names of classes and patterns of module names (`layers.*`), or is a rule `(name, module) -> bool`.
-    Raises BadSettings, which names `setting`, if a pattern or the rule fits no module, or if an nn.ModuleList, which
-    cannot be called, is chosen.
+    Raises BadSettings, which names `setting`, if one of the patterns fits no module, the rule chooses none, or an
+    nn.ModuleList, which cannot be called, is chosen.
     """
     if not callable(wanted):
         _refuse_unmatched(module, wanted, setting)

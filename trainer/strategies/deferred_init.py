@@ -135,10 +135,10 @@ class _DeferredInit(TorchDispatchMode):
         return {identity for identity, held in self._memory.items() if not held.expired()}
 
     def give_up(self) -> None:
-        """Set `was_wanted` and raise WeightsWanted, because code depends on draws that were skipped.
+        """Set `was_wanted` and raise WeightsWanted, because the model's code depends on draws that were skipped.
 
-        It reads a weight that was not initialised, or draws random numbers. `was_wanted` stays set if the model's code
-        catches the exception.
+        Call this when that code reads a weight that was not initialised, or draws other random numbers. `was_wanted`
+        stays set if the model's code catches the exception.
         """
         self.was_wanted = True
         raise WeightsWanted
@@ -222,7 +222,10 @@ def _watched(deferred: _DeferredInit) -> Iterator[None]:
 
 
 def _replaced(module: nn.Module) -> set[int]:
-    """Return the storages, by address, that loading a checkpoint into the module fills completely."""
+    """Return the identities (`_cdata`) of the storages that loading a checkpoint into the module overwrites completely.
+
+    These belong to parameters and persistent buffers that fill their whole storage.
+    """
     return {
         tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
         for tensor in _kept(module)

@@ -66,9 +66,10 @@ class _Page:
 
 
 class _Paging(TorchDispatchMode):
-    """A dispatch mode that makes parameters whole before an operation that uses them, and reduces others to rows.
+    """A dispatch mode that makes parameters whole before an operation that uses them.
 
-    The rows are those that this rank keeps. Only parameters that were given to `register` are managed.
+    At the same time all other whole parameters are reduced to the rows that this rank keeps. Only parameters that were
+    given to `register` are managed.
     """
 
     def __init__(self, world: World, count: int) -> None:

@@ -139,10 +139,11 @@ def _in_memory(
     statistics: Statistics,
     more: list[Any],
 ) -> Images:
-    """Return the images of a data set whose files are read into memory.
+    """Return the training and validation images of a data set in the folder `root`, read into memory as a whole.
 
-    `read(root, train=...)` returns images and labels. `pixels` is the size to bring images to (None: their own).
-    `statistics` are the mean and deviation of each colour, `more` further transforms for training.
+    `read(root, train=...)` returns the images and labels of one of the two. `pixels` is the width and height to resize
+    images to (None: they keep their own). `statistics` are the mean and deviation of each colour. The training images
+    are cropped and flipped at random, then get the transforms in `more`.
     """
     images, labels = read(root, train=True)
     unseen, their_labels = read(root, train=False)

@@ -277,9 +277,11 @@ def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterato
 def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: World) -> Iterator[tuple[Any, bool]]:
     """Yield batches until all ranks are done, for a model whose forward pass all ranks do together.
 
-    Each comes with True, or with False if it is a filler: a batch of `dataset` that a rank without one of its own
-    computes in vain, so that the others can go on. Ranks that share one copy of the model get the same samples. If one
-    of them has no more, because it was asked to stop, the others of this copy drop their remaining batches.
+    It yields the pairs (batch, True) of `batches`, and (batch, False) for a filler: a batch of `dataset` that a rank
+    without one of its own computes in vain, so that the other ranks can go on.
+
+    Ranks that share one copy of the model need equal batches. If one of these ranks has no more, because it was asked
+    to stop, the others that share its copy drop their remaining batches.
     """
     filler: tuple[Any, bool] | None = None
     together = world.replica_ranks

@@ -85,7 +85,10 @@ def _parquet(shards: Shards) -> Iterator[bytes]:
 
 
 class _Sink:
-    """A file object that keeps what is written until `taken` returns it; `tell` counts all bytes, taken or not."""
+    """A file object in memory: `taken` returns and removes the bytes that were written since its last call.
+
+    `tell` returns the number of all bytes that were written, including removed ones.
+    """
 
     closed = False
 

@@ -85,9 +85,10 @@ def _is_archive(path: Path) -> bool:
 
 
 def loaded(path: Path, file: Path | IO[bytes], *, mmap: bool = False, hint: str = _HINT) -> object:
-    """Return the object that torch.load reads from `file`, which is `path` or a part of it.
+    """Return the object that torch.load reads from `file`, without running code from it.
 
-    With `mmap`, tensors are mapped into memory, not read. Raises TrainerError, with `hint`, for any bad content.
+    `file` is `path` itself or an open part of that file; errors name `path`. With `mmap`, tensors are mapped into
+    memory, not read. Raises TrainerError, whose text ends with `hint`, if the file cannot be read or has bad content.
     """
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)

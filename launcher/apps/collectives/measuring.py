@@ -148,10 +148,10 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 
 def with_slow(pairs: Sequence[NodePair]) -> tuple[NodePair, ...]:
-    """Return the pairs; one that is at least `SLOW` times as slow as the median, by rate, plain connection or round
-    trip, has the reason in `slow`.
+    """Return the pairs in the same order, with the reason in the field `slow` of each slow one.
 
-    Nothing is marked if there are fewer than `_PAIRS` pairs.
+    A pair is slow if at least one of its values is `SLOW` times as bad as the median over all pairs: the rate by send
+    and recv, the rate by a plain TCP connection, or the round trip. With fewer than `_PAIRS` pairs none is.
     """
     if len(pairs) < _PAIRS:
         return tuple(pairs)

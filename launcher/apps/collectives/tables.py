@@ -61,7 +61,7 @@ def notes(report: CollectivesReport) -> Iterator[str]:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in seconds as text, such as `12 µs`."""
+    """Return a time as text with three digits, in µs below a millisecond, in ms below a second, else in s: `12 µs`."""
     for most, unit, factor in ((1e-3, "µs", 1e6), (1.0, "ms", 1e3)):
         if seconds < most:
             return f"{seconds * factor:.3g} {unit}"

@@ -87,7 +87,9 @@ def sentences(report: ScalingReport) -> list[str]:
 
 
 def model_lines(models: Sequence[ScalingModel]) -> Iterator[str]:
-    """Yield a sentence on each fitted model of a step."""
+    """Yield a sentence on each model that was fitted to measured step times: of which parts a step's time is made, such
+    as one that ranks divide and one for messages.
+    """
     for one in models:
         ranks = ", ".join(map(str, one.fitted_to))
         told = [f"{_time(one.serial_s)} whatever the number of ranks"]

@@ -137,7 +137,9 @@ class Batcher(Generic[Client]):
         return batch
 
     def put_back(self, batch: "Sequence[WantedAnswer[Client]]") -> None:
-        """Put a batch back at the front of the queue, because its worker ended before it started to compute."""
+        """Put the inputs of a batch back at the front of the queue, because the batch's worker ended before it started
+        to compute them. An input for which no client waits any more is dropped.
+        """
         for wanted in reversed(batch):
             del self._computed[wanted.key]
             if wanted.clients:

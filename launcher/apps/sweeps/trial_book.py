@@ -66,7 +66,9 @@ def sampler_of(options: SweepOptions, seed: int) -> samplers.BaseSampler:
 
 
 def pruner_of(stop: EarlyStop) -> pruners.BasePruner:
-    """Return the Optuna pruner for the rule by which trials are stopped early: asha, hyperband, median, or none."""
+    """Return the Optuna pruner for `stop.early`, the rule by which trials are stopped early: asha, hyperband or median.
+    Without a rule it is a NopPruner, which stops none.
+    """
     match stop.early:
         case "asha":
             return pruners.SuccessiveHalvingPruner(min_resource=stop.min_steps, reduction_factor=stop.factor)
@@ -136,7 +138,7 @@ class BookedTrial:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The overrides that give a run the trial's values."""
+        """The overrides that give a run the trial's values, such as `run.args.lr=0.1`; none if none are chosen yet."""
         return tuple(override_of(key, value) for key, value in self.params.items())
 
 

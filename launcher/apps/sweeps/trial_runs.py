@@ -174,7 +174,9 @@ class RunsOfTrials:
             self._cancels[run_id] = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def revive(self, run_id: str, overrides: Sequence[str]) -> None:
-        """Resume an ended run with these overrides."""
+        """Resume the trial's run with this id, which has ended, from its newest checkpoint with these overrides. Do
+        nothing if there is no such run.
+        """
         run = self._run(run_id)
         if run is not None:
             self._revivals[run_id] += run.status().state is State.LOST

@@ -145,8 +145,8 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the type of each form of what `launch status --json` prints, by a text that says when: "RUN", "no RUN" or
-    "a file with steps".
+    """Return the types of what `launch status --json` can print. The key says for which argument of the command each is
+    printed: "RUN", "no RUN" or "a file with steps".
     """
     from launcher.status.about import About  # late: only for the schema
 

@@ -19,7 +19,9 @@ EXAMPLES = """
 
 
 class DrainedNode(msgspec.Struct, frozen=True):
-    """A node that was drained: `ranks_on` are the nodes that have the run's ranks now."""
+    """The result of a drain: the run, the index of the node that was drained, and `ranks_on`, the indices of the nodes
+    that have the run's ranks after it.
+    """
 
     run: str  # its id
     node: int

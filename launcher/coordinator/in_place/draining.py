@@ -92,7 +92,9 @@ class Drainer:
         self._attempt.ledger.record("drain_asked", text, node=node.index)
 
     def _drain(self, node: KnownNode) -> None:
-        """Mark the node as drained, so that it gets no more ranks."""
+        """Mark the node as drained, so that it gets no more ranks. It keeps its present ranks until others can replace
+        them.
+        """
         node.drained = True
         self._attempt.nodes.settle(node)
 

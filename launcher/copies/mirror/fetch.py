@@ -126,8 +126,8 @@ def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[st
 
 
 def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
-    """Return an error like `trouble` with one more line for each of `lines`, which say what was fetched in spite of
-    it.
+    """Return an error like `trouble`, with one more line before its hint for each of `lines`, which say what was
+    fetched in spite of the trouble.
     """
     *words, hint = trouble.lines
     error = LaunchError(*words, *(f"here now: {line}" for line in lines), hint)

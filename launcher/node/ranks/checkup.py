@@ -32,7 +32,9 @@ class NodeUnfit(LaunchError):
 
 
 class Checkup:
-    """The device checks of one node: each runs a small program of the launcher's on one GPU, or on the CPU."""
+    """The device checks of one node: each runs a small program of the launcher's on one GPU, or on the CPU. `look` runs
+    them and returns the health of each device.
+    """
 
     def __init__(self, home: Home, reaper: Reaper, program: Path = DEVICE_CHECK) -> None:
         """Prepare to check devices with `program`, which checks one device."""

@@ -117,5 +117,7 @@ def _gdb_frames(lines: Sequence[str], _: int) -> list[str]:
 
 
 def _why(said: Sequence[str]) -> str:
-    """Return the line of a tracer's output that says why it could not trace a process, or "it printed no stack"."""
+    """Return the first line of a tracer's output (py-spy or gdb) that reports an error or a denied permission. Return
+    "it printed no stack" if none does.
+    """
     return next((line.strip() for line in said if re.search("denied|not permitted|rror", line)), "it printed no stack")

@@ -237,7 +237,8 @@ class BatchSystem(ABC):
         was accepted but the output has no id.
 
         The submitting command gets the variables `environ`, and inherits `lock`, the descriptor of a lock file, so that
-        the lock is held as long as it lives. By default the job reads its environment from a file.
+        the lock is held as long as it lives. By default the job itself gets these variables from a file, which is
+        written beside the script here.
         """
         given = environment.beside(script, environ)
         words, stdin = ([], script.read_text()) if self.reads_stdin else ([str(script)], None)
@@ -390,7 +391,9 @@ class BatchSystem(ABC):
         return JobStart(os.environ[self.id_variable], None)
 
     def this_host(self) -> str:
-        """Return the batch system's name for this machine."""
+        """Return the name by which the batch system knows the machine that this process of a job runs on. By default it
+        is in a variable that the launcher set on the job's other hosts, else the machine's own host name.
+        """
         return os.environ.get(environment.HOST) or os.uname().nodename
 
     def hosts(self) -> dict[str, str]:
@@ -488,8 +491,8 @@ def script_of(kind: str, directives: Iterable[str], where: Path, limit_s: float 
 
 
 def resolved(name: str, hint: str) -> str:
-    """Return the IP address of a host's name or address; raise LaunchError with `hint` if the name cannot be
-    resolved.
+    """Return the IP address of the host with this name or address, an IPv4 address if it has one. Raise LaunchError
+    with `hint` if the name cannot be resolved.
     """
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)

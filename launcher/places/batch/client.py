@@ -115,7 +115,9 @@ class Programs(msgspec.Struct, frozen=True):
         return answer
 
     def _is_too_much(self, *files: int) -> bool:
-        """Return whether one of the files with the command's output is larger than `most_bytes`."""
+        """Return whether one of the files with a command's output, given as open descriptors, has more bytes than
+        `self.most_bytes`.
+        """
         return any(os.fstat(file).st_size > self.most_bytes for file in files)
 
     def _silent(self, program: str, said: str) -> Unreachable:

@@ -67,7 +67,9 @@ def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
 
 @contextlib.contextmanager
 def _ignoring_full_disk() -> Iterator[None]:
-    """Ignore an error because of a full or failing disk in the body; a later `mend` does the work."""
+    """Suppress an OSError of a full, failing or read-only disk (`DISK_ERRORS`) in the `with` block; what it left undone
+    is done by a later `mend`.
+    """
     try:
         yield
     except OSError as error:
@@ -93,8 +95,8 @@ def _submit_unsubmitted(queue: BatchSystem, run: RunDir, attempt: AttemptDir, he
 def _cancel_duplicates(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
-    """Cancel waiting jobs that the run does not need: a second one with the newest attempt's token, or an older
-    attempt's that was requeued late.
+    """Cancel each waiting job that carries a submit token of one of the runs but is not the job in the run's newest
+    handle: a second submission, or an older attempt's job that the scheduler has requeued.
 
     `attempts` has the newest attempt of each run, `handles` their handles in the same order (None for one that was not
     submitted), and `jobs` all jobs that the scheduler shows. Elements of an array are left alone, because another run
@@ -159,8 +161,8 @@ def _record_answer(attempt: AttemptDir, answer: ClusterAnswer) -> None:
 
 
 class BatchCluster(Place):
-    """A cluster with a batch system. If the system cannot list hosts, a subclass fills in the resources of a node.
-    `takes` are the supported options of the spec's `queue`.
+    """A cluster with a batch system, `queue`. If that cannot list its hosts, a subclass overrides `machine`, which
+    returns the resources of a node. `takes` are the supported options of the spec's `queue`.
     """
 
     supports_reach = True  # `reach` can start a program beside the ranks of a node

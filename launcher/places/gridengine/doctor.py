@@ -37,8 +37,8 @@ class GridEngineDoctor(BatchDoctor):
         return ask(["qconf", "-sss"]).out.strip()
 
     def findings(self) -> Iterator[Finding]:
-        """Yield findings about parallel environments, and about settings of the qmaster and the scheduler by which jobs
-        are not requeued or do not show why they wait.
+        """Query the site with qconf, and yield findings about its parallel environments and about settings of the
+        qmaster and the scheduler: whether jobs can be requeued, and whether they show why they wait.
         """
         yield from pe_findings(self._environments())
         yield from settings_findings(_shown("-sconf"), _shown("-ssconf"))

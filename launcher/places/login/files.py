@@ -183,8 +183,10 @@ def _is_metrics_file(name: str) -> bool:
 
 
 def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Path]:
-    """Copy the files that ranks wrote beside their code to folders below `draft`; return, for each login node that has
-    any, the folder that stands for the code's own. The login node itself distinguishes such files from code.
+    """Copy the files that ranks wrote into their folder of code to folders below `draft`. Return one folder for each
+    login node that has such files; their paths in it are those in the folder of code.
+
+    The login node itself distinguishes such files from code, so `_frozen` is not used.
     """
     folders = []
     for number, remote in enumerate(remote_runs(run)):

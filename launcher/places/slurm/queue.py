@@ -314,8 +314,9 @@ def _queued(job: SlurmJob) -> QueuedJob:
 
 
 def _ended_waiting(job: SlurmJob) -> str:
-    """Return the probable cause for which a job ended before it started: another job, on which it depended, ended in
-    another way than the dependency demands. Return "" for a job that waited for none, by Slurm's reason.
+    """Return a text on why a job probably ended before it started, or "" if Slurm's reason names no dependency.
+
+    The cause is a job on which this one depended: it ended in another way than the dependency demands.
     """
     if job.reason not in _DEPENDS:
         return ""

@@ -146,7 +146,7 @@ def _version(package: str) -> str | None:
 
 
 def _has_module(module: str) -> bool:
-    """Return whether the module can be imported."""
+    """Return whether the Python that runs this finds a top-level module of this name; it is not imported."""
     from importlib import util  # late: after the version has been looked at
 
     return util.find_spec(module) is not None

@@ -90,9 +90,11 @@ def _new_folder(folder: Path | None) -> Iterator[None]:
 
 
 def bring_code(run: RunDir, digest: str, watch: Watch = iter) -> None:
-    """Copy the code with this digest from the store into the run, durably, unless the run has its copy.
+    """Copy the code with this digest from the store into the run, durably. Do nothing if the run has a folder of code:
+    such a folder is always complete.
 
-    Raise BadInput if the store has lost or changed it. Files are iterated through `watch`, which can report progress.
+    Raise BadInput if the store does not have that code, or it was changed or could have been changed by another user.
+    Files are iterated through `watch`, which can report progress.
     """
     if run.code.is_dir():
         return

@@ -72,8 +72,8 @@ def changes_since(commit: str, project: Path, code: CodeList, excluded: Sequence
 
 
 def _committed(commit: str, project: Path) -> dict[str, CommittedFile]:
-    """Return, by path, the files that the commit has in the project's folder, which need not be the repository's root;
-    raise BadInput if git does not know the commit.
+    """Return the files that the commit has in the project's folder, by their paths relative to it. The folder need not
+    be the repository's root. Raise BadInput if git does not know the commit.
     """
     words = ("ls-tree", "-r", "-z", "-l", commit)
     output = git_output(project, words) if _NAME.fullmatch(commit) else None

@@ -29,8 +29,10 @@ def frozen_digest(code: CodeList) -> str:
 
 
 def as_frozen(run: RunDir, digest: str) -> CodeList:
-    """Return the list of the run's code of this digest as it was frozen or, if the store has lost it, of the run's own
-    copy, which ranks may have changed.
+    """Return the list of all files of the run's code as they were frozen. `digest` is the name of that code in the
+    store of frozen code.
+
+    If the store has lost it or `digest` is "", list the run's own copy, which ranks may have changed.
     """
     return list_frozen(folder_as_frozen(run, digest))
 
@@ -62,8 +64,8 @@ def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
     """Make the code that is staged in `attempt` the run's code, and move the old code to the previous attempt; do
     nothing if none is staged.
 
-    It is the end of `swap`, or repeats that for a submitter that was killed meanwhile: then outputs of ranks which it
-    had not moved yet stay with the old code.
+    This is the second half of `swap`, after the outputs of ranks were moved. Called alone, it completes a swap during
+    which the submitter was killed: outputs that had not been moved yet stay with the old code.
     """
     if not attempt.code.is_dir():
         return

@@ -65,8 +65,11 @@ def check_reference(reference: str, mark: Mark, mine: str, known: Collection[str
 
 
 def _filled(gather: Gather, key: tuple[str | int, ...], node: Node, give: Give) -> Node:
-    """Return a node with each reference in it replaced by `give(reference, position)`, where the position is the node's
-    in the YAML file. If `give` raises Wrong, its problems are added to `gather` under `key`, the node's path.
+    """Return a copy of `node` in which each reference, also in nodes inside of it, is replaced by
+    `give(reference, position)`; the position is that of the text in the YAML file.
+
+    If `give` raises Wrong, the text stays, and the problems are added to `gather` under the text's path in the tree;
+    `key` is the path of `node`.
     """
     match node:
         case Mapping():

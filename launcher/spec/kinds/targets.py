@@ -71,11 +71,11 @@ class SecretText(Leaf, frozen=True):
 
 
 class NotifyRecipient(Struct, frozen=True):
-    """A recipient of notifications, such as `slack: SLACK_WEBHOOK`, with the environment variable that has the address,
-    or `email: me@example.org`.
+    """The kind of a mapping with one key, which names a service for notifications: `email: me@example.org`, or
+    `slack: SLACK_WEBHOOK`, with the environment variable that has the secret web address.
     """
 
-    spelled_out: bool = False  # a secret web address may be written itself, instead of where it is stored
+    spelled_out: bool = False  # such an address may also be written itself, in place of where it is stored
 
     def words(self) -> str:
         """Return the noun for messages that say what is expected, such as `an integer`."""

@@ -144,8 +144,8 @@ class RecipientThread:
 
 
 class Sender:
-    """The sender of all notifications of one attempt: it finds those that are due in the run's records, and gives them
-    to a RecipientThread for each recipient.
+    """The sender of all notifications of one attempt. It finds messages that are due in the run's records, and puts
+    them into the queues of its threads, one RecipientThread for each recipient, which deliver them.
     """
 
     def __init__(self, run: RunDir, number: int, what: Notifying) -> None:

@@ -151,8 +151,8 @@ class AllRuns:
             self._ask_for_files(key, known.run)
 
     def _ask_for_files(self, key: str, one: api.Run) -> None:
-        """Start to fetch a run's files from another machine in a thread, unless that is under way already; `key` names
-        the fetch, and is the same for each fetch of a run.
+        """Start to fetch a run's records from the machine that has them, with its status, in a thread. Do nothing if a
+        fetch with this `key` is under way; each fetch of one run has the same key.
         """
 
         def renewed() -> list[RunStatus]:

@@ -115,7 +115,7 @@ def _report_nothing_to_do(why: str) -> AttemptDir | None:
 
 
 def cancel(run: RunDir, attempt: AttemptDir) -> None:
-    """Write the attempt's end record: cancelled."""
+    """Write an end record by which the attempt was cancelled, in place of any other, and the run's state and event."""
     write_end(run, attempt, cancelled(), read_plan(run, attempt.number))
 
 

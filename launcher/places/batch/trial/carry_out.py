@@ -90,8 +90,8 @@ def tried(
 
 
 def try_nodes(queue: TrialJobs, request: DoctorRequest, limit_minutes: int, tell: Callable[[str], None]) -> Trial:
-    """Have a job with the time limit `limit_minutes` examine nodes and return the trial; `tell` is called with a line
-    of text before steps that take long.
+    """Submit a job with the time limit `limit_minutes`, have it examine its nodes as `request` says, end it, and return
+    the trial, which has the nodes' reports. `tell` is called with a line of text before steps that take long.
 
     Raise NoTrial if no job runs, or Unreachable if the scheduler does not answer.
     """

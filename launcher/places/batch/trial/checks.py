@@ -315,8 +315,8 @@ def _folder_findings(trial: Trial) -> Iterable[Finding]:
 
 
 def _python_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
-    """Yield a finding for each version of Python and the launcher on the nodes: a warning or a problem if it differs
-    from this machine's.
+    """Yield a finding for each pair of versions, of Python and the launcher, on the nodes. It is ok if both are this
+    machine's, a warning if only Python's patch version differs, else a problem.
     """
     versions = {name: (node.hello.python, node.hello.launcher) for name, node in trial.seen.items()}
     for (version, ours), nodes in _alike(trial, versions):

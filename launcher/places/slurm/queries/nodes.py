@@ -251,7 +251,9 @@ _NODE_MARKS = {
 
 
 def read_node_state(text: str) -> tuple[str, ...]:
-    """Return the words of a state such as `MIXED+DRAIN` or `down*`; a mark such as `*` becomes a word of its own."""
+    """Return the words of a state in capitals, each once: MIXED and DRAIN for `MIXED+DRAIN`. A mark behind a word
+    becomes a word of its own: DOWN and NOT_RESPONDING for `down*`.
+    """
     words: list[str] = []
     for part in text.upper().split("+"):
         stem = part.strip().rstrip("".join(_NODE_MARKS))

@@ -146,7 +146,9 @@ class Ballot:
         return follows and not self.leaderless
 
     def against_open(self, said: OpenAttempt) -> str:
-        """Return why this host may not accept the attempt `said`, or "" if it may."""
+        """Return why this host may not accept the attempt `said`, or "" if it may: the attempt must be on hosts of this
+        run, and the rules of the quorum must allow it. With a shared disk these rules do not apply.
+        """
         if not self._is_sound(said):
             return "it is not on hosts of this run"
         if not self._on_disk:

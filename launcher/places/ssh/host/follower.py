@@ -227,11 +227,12 @@ class TakeOver:
         return None
 
     def _take_over(self, others: Mapping[int, SupervisorStatus]) -> int | None:
-        """Take over with the votes of more than half, after which the old attempt can write no more.
+        """Ask the other hosts for votes and, with those of more than half, open the next attempt under this host; the
+        old attempt can write no more then. Return the next attempt's number, or None if too few vote for this host.
 
-        Return the next attempt's number, or None if too few vote for this host. If the loss of the leader or an end
-        that it announced ends the run, the next attempt only writes this end; on a shared disk the end is written
-        without a next attempt, and None is returned.
+        The run may have to end: because the leader had announced its end to the other hosts, or because no restart is
+        left after the loss of the leader. Then the next attempt only writes this end. On a shared disk the end is
+        written without a next attempt, and None is returned.
         """
         supervisor = self._supervisor
         elected = elect(supervisor, others, leads=False)

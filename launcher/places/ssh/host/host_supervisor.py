@@ -89,10 +89,11 @@ class HostSupervisor(Strategy):
 
 
 def to_its_end(supervisor: SupervisorState, work: Callable[[], int]) -> int:
-    """Run `work` as the supervisor's main function and return the exit code.
+    """Run `work` as the supervisor's main function, with output to the supervisor's log, and return its exit code or
+    that of the LaunchError by which it ended.
 
-    Then close the supervisor's connections, and start a process that informs the hosts in `supervisor.to_be_told` that
-    the run has ended.
+    In any case close the supervisor's connections afterwards, and start a process that informs the hosts in
+    `supervisor.to_be_told` that the run has ended.
     """
     try:
         supervisor.here.log_to()
@@ -327,11 +328,12 @@ class QueueWatch:
             send_end_to_others(self._supervisor)
 
     def _ask(self) -> None:
-        """Ask the leader for its state, and adopt what it reports. If it has been silent for more than `recovery.wait`
-        and a lease together, take part in the election of another leader, and change to the attempt that follows.
+        """Ask the leader for its state, and adopt what it reports. If it has been silent for longer than the sum of
+        `recovery.wait` and the lease, take part in the election of another leader, and change to the attempt that
+        follows.
 
-        If this host leads, only check that no other host leads a newer attempt, unless this is checked anyway before
-        all hosts begin.
+        If this host leads and still waits for slots, only check that no other host leads this or a newer attempt, and
+        raise Fenced if one does. Once it has the slots, do nothing: the check is made before all hosts begin.
         """
         supervisor = self._supervisor
         if supervisor.leads:

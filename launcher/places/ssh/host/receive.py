@@ -216,7 +216,10 @@ def _on_one_disk(run: RunDir, opening: Open) -> bool:
 
 
 def _add_attempt(run: RunDir, opening: Open) -> int:
-    """Write the attempt's records, fence off older attempts, and return the attempt's number."""
+    """Write the plan and the intent of the attempt that `opening` announces, and return the attempt's number.
+
+    Older attempts can write no checkpoints afterwards. Raise Fenced if a newer attempt has done the same to this one.
+    """
     attempt = run.attempt(opening.intent.attempt)
     make_dir(run.attempts)
     make_dir(attempt.path)

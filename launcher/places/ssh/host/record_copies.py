@@ -140,7 +140,9 @@ def _of_role(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
 
 
 def _is_history(name: str) -> bool:
-    """Return whether a record of this name is a history of events."""
+    """Return whether a record is a history of events: its `name` in messages is EVENTS, or ends with a space and EVENTS
+    if it is that of a role.
+    """
     return name.rpartition(" ")[2] == EVENTS
 
 

@@ -85,7 +85,7 @@ class SupervisorRpc:
 
     @property
     def others(self) -> tuple[int, ...]:
-        """Return the numbers of the other supervisors."""
+        """Return the numbers of the other supervisors: their positions in the list of the run's supervisors."""
         return tuple(self._peers)
 
     def peer(self, number: int) -> Peer:

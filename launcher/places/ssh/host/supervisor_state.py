@@ -83,8 +83,8 @@ class Readiness:
         self.waits_for = "" if self.gpus is not None else slots.ahead()
 
     def adopt(self, slots: Slots) -> None:
-        """Treat the slots as this host's, because the run's adopted agent holds them, until the agent exits and they
-        are taken anew.
+        """Record these slots as this host's, though an agent holds them: one that an earlier supervisor of the run had
+        started, and that continues. When that agent exits, `retake` takes the slots for this process.
         """
         self._slots, self._are_agents, self.gpus, self.fds, self.waits_for = slots, True, (), (), ""
 
@@ -282,7 +282,9 @@ class SupervisorState:
         self.leader_answered()
 
     def has_ended(self) -> bool:
-        """Return whether the run has ended with this attempt, as far as is known here."""
+        """Return whether the present attempt's end record, as this host has it, says that the run has ended. Return
+        False if there is none yet, or it cannot be read.
+        """
         end = readable(self.attempt.end, AttemptEnd)
         return end is not None and end.state.ended
 
@@ -354,7 +356,9 @@ class SupervisorState:
                 raise Fenced(f"attempt {one.attempt} is led by {one.led_by}, not by {self.host}")
 
     def check_part_in(self, attempt: int) -> None:
-        """Raise Fenced if `attempt` is newer than this host's attempt, as the run then continues without this host."""
+        """Raise Fenced if `attempt` is newer than this host's attempt, as the run then continues without this host. Do
+        nothing if this host has accepted the attempt after its own.
+        """
         if attempt > self.attempt.number and self.ballot.accepted is None:
             raise Fenced(f"attempt {attempt} continues without {self.host}")
 

@@ -226,8 +226,8 @@ class Voter:
         return "" if mine.digest == said.records.digest else "it lacks some of the leader's history"
 
     def accept(self, said: Open) -> "Voter":
-        """Return the voter as it is after it accepted the attempt that `said` opens: its vote is that leader's, and its
-        attempts are those that `said` lists. One that has accepted it before is unchanged.
+        """Return the voter as it is after it accepted the attempt that `said` opens: its vote is for the leader of that
+        attempt, and its attempts are those that `said` lists. Return the same voter if that is its newest attempt.
 
         The caller has checked with `against_open` that nothing speaks against it.
         """
