@@ -221,12 +221,12 @@ class Connections:
         return {} if before is None else {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
 
     def _cut_on(self, fd: int, over: int, leave: Callable[[], None], caller: tuple[int, int]) -> None:
-        """Wait until the descriptor `fd` is readable, then cut again and again until the descriptor `over` is.
+        """Wait until the descriptor `fd` is readable, then call `cut` again and again until `over` is readable.
 
-        One cut is not enough, as a rank that has not noticed the loss yet may make new connections. None is made if
-        `over`, by which this is ended, is readable first. `leave` is called after each cut, for the caller's own work.
+        If the descriptor `over` is readable first, `cut` is not called. One cut is not enough, as a rank that has not
+        noticed the loss yet may make new connections. `leave` is called after each cut, for the caller's own work.
         `caller` is the thread that asked for the cuts (its numbers in Python and in the kernel): if it stays blocked in
-        torch the process is ended, unless there is a GPU group to abort, which may take its time.
+        torch for too long, this process is ended, unless there is a GPU group to abort, which may take its time.
         """
         waiting = select.poll()
         waiting.register(fd, select.POLLIN)

@@ -18,7 +18,10 @@ _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOO
 
 
 def of_attempt(attempt: int | str) -> str:
-    """Return the name of an attempt's metrics file, such as `metrics.a0002.jsonl`, for nodes that share no disk."""
+    """Return the name of an attempt's metrics file, such as `metrics.a0002.jsonl`, for nodes that share no disk.
+
+    `attempt` is its number, or a text such as `*` to put in the number's place.
+    """
     number = attempt if isinstance(attempt, str) else f"{attempt:04d}"
     return f"metrics.a{number}.jsonl"
 

@@ -104,7 +104,7 @@ class Votes:
         """Return after how many steps to vote next: as many as take a tenth of a second at the present speed.
 
         The speed is that since the last vote. The number is at least 1, and at most 32 and twice the number that was
-        agreed on at the last vote.
+        agreed on at the last vote. `step` is the step of the present vote, whose time is noted.
         """
         now = self._now()
         steps = 1

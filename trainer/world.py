@@ -382,7 +382,10 @@ def cpu_group(timeout: dt.timedelta | None = None) -> dist.ProcessGroup:
 
 
 def set_threads(environ: Mapping[str, str], size: int) -> None:
-    """Set torch's number of threads to OMP_NUM_THREADS, or to 1 if that is not set and there are several ranks."""
+    """Set torch's number of threads to OMP_NUM_THREADS, or to 1 if that is not set and there are several ranks.
+
+    `size` is the number of ranks. A single rank without the variable keeps torch's default.
+    """
     wanted = environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         torch.set_num_threads(int(wanted))  # again, as a process that forked this one may have read another number

@@ -119,9 +119,10 @@ def shares(played: Sequence[Any], world: int) -> list[tuple[Tensor, Tensor, Tens
 
 
 def policy_loss(model: nn.Module, states: Tensor, pushes: Tensor, worth: Tensor) -> Tensor:
-    """Return the policy gradient's loss; `pushes` has 1 (right) or 0 (left) for each state, `worth` its weight.
+    """Return the policy gradient's loss, summed over all states.
 
-    The larger the weight of a push, the more likely training makes it in its state.
+    `pushes` has for each state the push that was made there, 1 (right) or 0 (left), and `worth` the weight of that
+    push. The larger the weight, the more likely training makes the same push in that state.
     """
     log_odds = model(states).squeeze(1)
     surprise = nn.functional.binary_cross_entropy_with_logits(log_odds, pushes, reduction="none")

@@ -300,8 +300,8 @@ def _last_part(path: Path, most: int) -> tuple[str, bool]:
 
 
 def _part_of(name: str, text: str, cut: bool) -> _Part:
-    """Return the text of a file as the part `name` of the archive, parsed if it is JSON; `cut` if it is only the file's
-    end.
+    """Return the text of a file as the part `name` of the archive, decoded if its name ends in .json, or line by line
+    if it ends in .jsonl. `cut` says that the text is only the end of the file.
     """
     if name.endswith(".jsonl"):
         return _Part(name, [_record_or_text(line) for line in text.splitlines()], lines=True, cut=cut)

@@ -110,9 +110,10 @@ class Graph:
     def resume(self, *, anew: bool = False, code: bool = False) -> list[Run]:
         """Resume a graph that ended without success, and return the runs that continue.
 
-        Missing runs are started; failed runs, and those cancelled because of them, are resumed. With `anew`, runs may
-        start from nothing if they have no checkpoint; with `code`, they get the project's present code. Raise Refused
-        if no step has to be resumed, or if a step's run was removed.
+        Failed runs, and those cancelled because of them, are resumed; runs of steps that were never started, as the
+        submit was interrupted, are started. With `anew`, runs may start from nothing if they have no checkpoint; with
+        `code`, resumed runs get the project's present code. Raise Refused if there is nothing to resume or start, or if
+        a step's run was removed.
         """
         from launcher.submission.graphs import start_missing  # late: it reads YAML, which `status` must not pay for
 

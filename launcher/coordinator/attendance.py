@@ -36,7 +36,9 @@ class Arrival:
 
 
 class Attendance:
-    """The leases of all agents, from which follows when an agent counts as lost."""
+    """The part of the coordinator that renews the agents' leases, and decides when an agent counts as lost: once its
+    lease has expired, or as soon as it is proven dead.
+    """
 
     def __init__(self, nodes: NodeTable, lease_s: float, ledger: Ledger) -> None:
         self._nodes = nodes

@@ -13,16 +13,16 @@ from launcher.wire.messages import ToAgent, ToCoordinator
 
 
 class Now(NamedTuple):
-    """A moment on three clocks: `mono` for decisions, `wall` only for records that people read, `boot`, since the
-    machine's boot, for the state record, so that its age can be told.
+    """A moment on three clocks, in seconds: `mono` for decisions, `wall` only for records that people read, `boot` for
+    the run's state record, so that a reader on this machine can tell the age of the record.
 
     `mono` does not advance while the coordinator is suspended, so that no node is blamed for messages which the
     coordinator could not receive.
     """
 
-    mono: float
-    wall: float
-    boot: float = 0.0
+    mono: float  # the coordinator's monotonic clock
+    wall: float  # Unix time
+    boot: float = 0.0  # since the machine was started, suspended time included
 
 
 @dataclass(frozen=True, slots=True)

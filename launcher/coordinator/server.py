@@ -275,8 +275,9 @@ class CoordinatorServer:
             moved = max(moved, len(request.moves))
 
     async def _prove_death(self, node: int, process: ProcessId) -> None:
-        """Look a few times whether the agent's process still runs; once it does not, give the state machine the event
-        that the agent is dead. Do nothing if the process is on another machine, where this cannot be seen.
+        """Look ten times, over 8 seconds, whether the agent's process `process` still runs; once it does not, give the
+        state machine the event that the agent of node `node` is dead. Do nothing if the process runs on, or is on
+        another machine, where this cannot be seen: then the agent's lease decides.
         """
         for pause_s in _LOOKS_S:
             await asyncio.sleep(pause_s)

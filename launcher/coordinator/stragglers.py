@@ -23,10 +23,10 @@ Times = Mapping[tuple[int, int], Sequence[GroupTimes]]  # by rank and its node
 
 
 class NodeClock(NamedTuple):
-    """The seconds by which a node's clock is ahead of the coordinator's, and the largest error of that figure."""
+    """The difference between a node's clock and the coordinator's, measured by one request and its answer."""
 
-    ahead_s: float
-    error_s: float
+    ahead_s: float  # by how much the node's clock is ahead; negative: behind
+    error_s: float  # by how much `ahead_s` may be wrong, in either direction
 
 
 class Stragglers:

@@ -331,7 +331,8 @@ class Watch:
 
     def _stopped(self, node: KnownNode, message: messages.Stopped) -> None:
         """Record that a node has ended its ranks. If it was not ordered to, close the generation as a launcher's fault;
-        if it was to leave the generation, continue without it.
+        if it was to leave the generation, continue without it. Ignore a message about the ranks of an earlier
+        generation than those that the node has, or of a node whose previous agent may still run.
         """
         attempt = self._attempt
         if node.stale_agent is not None or message.generation < node.holds:
@@ -359,8 +360,10 @@ class Watch:
         return self._inquiry.next_check()
 
     def check(self) -> None:
-        """Act on the first of these that is so: the job's time limit is reached; a failure has waited too long for its
-        reason; so few voters are reachable that the others may elect another leader; or ranks have not started in time.
+        """Act on the first of these that is so: the job's time limit is reached; no agent has explained a failure in
+        time; so few voters are reachable that the others may elect another leader; or ranks have not started in time.
+        The first makes all ranks save and exit; any other closes the generation, if ranks cannot continue without that.
+
         If none is so and all ranks run, ask them what they do when it is time for that: after a long silence for a
         hang, and at intervals for the rank that the others wait for.
         """

@@ -46,10 +46,11 @@ class _Result(Enum):
 class Copier:
     """The copying of checkpoints to the next node.
 
-    Call `follow` for each generation, `note` for each commit that a rank reports, and `settle` at the end. One step is
-    copied at a time, the oldest first: of the waiting steps the trainer keeps the oldest until all nodes have copied
-    it, so that all copy the same ones, however slow they are. A step that fails is reported once and tried again for as
-    long as it exists.
+    Call `follow` for each generation, `note` for each commit that a rank reports, and `settle` at the end of the
+    generation. The checkpoint of one step is copied at a time, that of the oldest step first, or after `settle` that of
+    the newest. The trainer deletes no checkpoint that is the oldest one waiting to be copied on some node, so that all
+    nodes copy the same ones, however slow they are. A failed copy is reported once and tried again for as long as the
+    checkpoint exists.
     """
 
     def __init__(

@@ -52,8 +52,8 @@ class Replication:
     """The agent's work with checkpoints where each node has its own disk.
 
     Call `bring` before ranks start and `note` for each step that they commit. `fetched` is the number of bytes fetched
-    so far during a fetch, else None; `keeps` becomes True once a committed step is found to be a checkpoint of the
-    trainer's.
+    so far during a fetch, else None. `keeps` becomes True once this node's folder has a checkpoint of a step that ranks
+    reported: from then on the run does not begin from nothing by itself.
     """
 
     def __init__(

@@ -112,7 +112,9 @@ def _parts(torch: Any, device: str, work: GpuWork = _GPU_WORK) -> Iterator[Devic
 
 
 def _tried(part: DeviceTrial) -> bool:
-    """Run one part of the check and print its result; return whether it passed."""
+    """Run one part of the check and print its result; return whether it passed: not if the result is wrong, or the
+    device or torch raised an error.
+    """
     _print_line(begins=part.name)
     began, wrong, note = time.perf_counter(), None, ""
     try:

@@ -121,7 +121,9 @@ def _usual(ways: Sequence[Way]) -> float:
 
 
 def _sides(ways: Sequence[Way]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return (the rates at which each host sent, the rates at which each received), by host."""
+    """Return ({host: the rates at which it sent}, {host: the rates at which it received}), in bytes per second: one
+    rate for each measured link.
+    """
     sent: dict[str, list[float]] = {}
     received: dict[str, list[float]] = {}
     for way in ways:

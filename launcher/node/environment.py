@@ -182,10 +182,10 @@ def _role_variables(plan: Plan) -> dict[str, str]:
 
 def role_rank_variables(plan: Plan, rank: int) -> dict[str, str]:
     """Return the variables that tell a rank its number in its role, and the ports on which it has to serve; none in a
-    run of one program.
+    run of one program. A port is "" if the role has none for this rank.
 
-    `rank` is its number in the plan. That in the role is another one if each rank of the role restarts alone, with a
-    plan of its own.
+    `rank` is the rank's number in the plan. Its number in the role is another one if each rank of the role restarts
+    alone: then each has a plan of its own, in which it is rank 0.
     """
     if not plan.role:
         return {}

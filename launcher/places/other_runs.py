@@ -70,8 +70,8 @@ def _mend_here(facts: RunFacts) -> None:
 
 
 def _asked(facts: RunFacts) -> ClusterAnswer | None:
-    """Return the cluster's answer about the run, or None if the run's folder shows everything. If the cluster does not
-    answer, the state in the answer is unknown.
+    """Return the cluster's answer about the run, or None if it knows no more than the run's folder shows. If it does
+    not answer, return an answer with the state unknown, and the reason.
 
     If the process that submitted the run was killed, first complete its work, such as submitting the job.
     """

@@ -112,12 +112,12 @@ class Place(ABC):
     """A kind of place where runs go.
 
     One object may be used for several methods of one command, and each method may be called alone on a new object.
-    `most_files_at_once` is how many files of code a submit copies itself (None: any number); the supervisor copies
-    more.
+    `most_files_at_once` is how many files of code a submit copies itself (None: any number); if a run has more, its
+    supervisor copies all of them.
     """
 
     kind: str  # its name in the registry of kinds, such as slurm
-    doctor = ""  # module with its checks (a Doctor), imported only for `launch doctor`
+    doctor = ""  # module with its checks (a Doctor), imported only for `launch doctor`; "": it has none
     remote = False  # runs have their folders on other machines; those on this one hold copies
     checks_first = False  # it is not asked while this machine finds problems in the spec
     takes_roles = False  # a run may consist of several programs
@@ -125,7 +125,7 @@ class Place(ABC):
     supports_tunnel = False  # `line_to` gives a connection to a node that can carry others
     lists_checkpoints = False  # `checkpoints` lists checkpoints on the machines of the run
     most_in_order = 1  # how many runs of one submit the place can start in order, as `max_parallel` needs; 1: it cannot
-    most_files_at_once: int | None = None  # code files that a submit copies itself, not the supervisor; None: all
+    most_files_at_once: int | None = None  # code files that a submit copies itself; None: any number
 
     # -- to be filled in
 

@@ -115,7 +115,8 @@ def without_unasked_gpus(spec: JobSpec, machine: Machine, project: Project) -> M
     """Return the machine; with `asked_gpus` 0, so that ranks get none of its GPUs, if the spec is for a batch job that
     certainly uses none.
 
-    Such a job states its number of ranks, requests no GPUs, and its script imports nothing that could use one.
+    That is so if the spec states the number of ranks, requests no GPUs, and runs a script or module, without `preload`,
+    that imports nothing which could use a GPU.
     """
     resources = spec.resources
     auto = resources.gpus_per_node is None and machine.asked_gpus is None and machine.limit_per_job

@@ -407,7 +407,7 @@ class StopRequest(msgspec.Struct, frozen=True):
     """
 
     kind: str  # cancel; or another attempt follows: preempt, limit (the job's time ends), notice, restart
-    at: float
+    at: float  # Unix time of the request
     by: ProcessId  # the process that requested it
 
 

@@ -371,9 +371,9 @@ class EarlyStop(Struct, frozen=True):
 
 
 class SweepBudget(Struct, frozen=True):
-    """The limit of a sweep: after `time_s`, no new trial starts."""
+    """The limit of a sweep: after `time_s` seconds, no new trial starts."""
 
-    time_s: float | None = None  # `time:` after which no new trial starts
+    time_s: float | None = None  # `time:`; None: no limit
 
 
 class SweepOptions(Struct, frozen=True):

@@ -110,8 +110,8 @@ class _Builder(Struct):
             self._add_problem(mark, "a tag, which a spec cannot have", "leave it out, or quote text that begins with !")
 
     def _close(self, level: _Open) -> None:
-        """Add a finished list or mapping to the tree; one that had an unreadable key, as in {{ this }}, becomes
-        Unusable.
+        """Add a finished list or mapping to the tree. One with a list or mapping as a key, as in {{ this }}, is added
+        as Unusable, so that it is not reported a second time; the root of the tree is added as it is.
         """
         self._add(Unusable(level.node.mark) if level.spoiled and self.stack else level.node)
 

@@ -142,8 +142,8 @@ def result_of(run: RunDir, status: RunStatus, *, unpickle: bool) -> Any:
 
 
 class _Plain(pickle.Unpickler):
-    """An unpickler for numbers, text, lists, sets and dicts. It raises an error for any class or function in the
-    pickle.
+    """An unpickler for numbers, text, lists, sets and dicts. It raises UnpicklingError for any class or function in the
+    pickle, and so runs no code of whoever wrote it.
     """
 
     def find_class(self, module: str, name: str) -> Any:

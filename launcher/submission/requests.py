@@ -82,7 +82,7 @@ class Request:
     """A spec that was read and checked, with its cluster and code. `as_run` and `shipped` are set if another machine
     submits it; `awaited` are runs to wait for; `together`: submitted with others; `deferred`: it must wait on this
     machine, as checkpoints are fetched here first; `roles` has the code of each role; `live` are warnings about modules
-    imported from where they are edited.
+    that ranks import from where the user edits them, not from the frozen code.
     """
 
     file: Path
@@ -93,8 +93,8 @@ class Request:
     project: Project  # facts about the code
     code: CodeList
     python: str  # the interpreter that runs ranks
-    as_run: ShippedRun = ShippedRun()
-    shipped: Shipped | None = None
+    as_run: ShippedRun = ShippedRun()  # facts that another machine sent with the run; all defaults if none did
+    shipped: Shipped | None = None  # the spec and project that another machine sent; None: submitted on this machine
     defaults: Defaults = ()  # the cluster's values for options of the spec
     notifying: Notifying | None = None  # who is notified of the run; None: nobody
     awaited: tuple[AwaitedRun, ...] = ()  # runs to wait for

@@ -193,7 +193,7 @@ class AgentProcess:
         """Kill the ranks of this agent once its lease has expired, and then the agent if it does not exit. Kill the
         agent also if a signal has stopped it for a second and processes that it started still run.
 
-        Return the seconds to the next check, or None if there is no lease.
+        Return the seconds to the next check, or None if there is no lease or the agent does not run.
         """
         if not self.pid or self.lease is None or self.ended() is not None:
             return None
@@ -624,7 +624,8 @@ class AgentProcesses:
 
     def _dead(self) -> list[tuple[int, int]]:
         """Reap the children that have ended since the last call, agents and inherited orphans alike, and return (pid,
-        wait status) of each; record the status of the agents. Adopted agents, which are no children, are included.
+        wait status) of each. Adopted agents, which an earlier supervisor had started and so are no children of this
+        one, are included. The status of each agent is also kept as its `last`.
         """
         dead = _reaped()
         dead += [(agent.pid, status) for agent in self._agents if agent.pid and (status := agent.ended()) is not None]

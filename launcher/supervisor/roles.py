@@ -359,7 +359,9 @@ def is_ready(way: Readiness, run: RunDir, attempt: AttemptDir, plan: Plan, addre
 
 
 def _have_logged(run: RunDir, attempt: AttemptDir, text: str, ranks: int) -> bool:
-    """Return whether the logs of exactly `ranks` ranks of the newest generation contain the text."""
+    """Return whether the log of every rank of the newest generation contains the text, in its first 16 MiB. `ranks` is
+    how many ranks a generation has; a log that cannot be read counts as one without the text.
+    """
     folders = sorted(run.logs.glob(f"a{attempt.number:04d}.g*"))
     found = 0
     for log in folders[-1].glob("rank-*.log") if folders else ():

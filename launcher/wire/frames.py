@@ -400,8 +400,8 @@ class WireServer(Generic[In, Out]):
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str, port: int = 0) -> int:
-        """Listen only on `address`; return the port. It is `port`, which an earlier process may have had, or any free
-        one for 0. Raise OSError if another program has it.
+        """Listen on the address `address` alone, at the given port, or at any free one if `port` is 0, and return the
+        port. A process that had the port before may have exited just now. Raise OSError if another program has it.
         """
         self._loop, self._inbox = asyncio.get_running_loop(), _Inbox()
         listening = await _socket_for(address)
@@ -451,7 +451,9 @@ class WireServer(Generic[In, Out]):
         return len(self._unproved) < most
 
     def _accept_if_room(self) -> None:
-        """Accept connections from now on if there is room for one, else leave them to the kernel."""
+        """Accept connections from now on if there is room for one more that has not proved the key, else leave them in
+        the kernel's queue. If there is none, have the timer drop the oldest of these sooner than usual.
+        """
         accepts = self._listening is not None and self._has_room
         if self._listening is not None and accepts != self._accepts:
             if accepts:

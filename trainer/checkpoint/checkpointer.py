@@ -290,7 +290,10 @@ class Checkpointer:
         self._wire.report_step(step, self.total_steps)
 
     def ask_to_stop(self) -> None:
-        """Ask this rank to stop, as a SIGTERM would: `after_step` returns True on all ranks, after the same step."""
+        """Ask the training to stop, as a SIGTERM to this rank would; one rank is enough.
+
+        `after_step` then returns True on all ranks, after the same step.
+        """
         self._stop.ask()
 
     @property

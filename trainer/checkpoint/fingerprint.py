@@ -141,9 +141,9 @@ def _own_part(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: 
 
 
 def _merged(value: Sequence[bytes]) -> bytes:
-    """Return several msgpack dicts, from the numbers of blocks to their digests, as one; ranks have different blocks.
+    """Return msgpack dicts of several ranks, {number of a block: its digest}, as one; no two ranks have the same block.
 
-    It is the merge function of `SaveGroup.reduce`.
+    This function is passed to `SaveGroup.reduce`, which merges the dicts of all ranks by it.
     """
     whole: dict[int, bytes] = {}
     for word in value:

@@ -200,9 +200,9 @@ def _aligned(at: int) -> int:
 
 
 def local_part(tensor: Tensor, part: Part) -> Tensor:
-    """Return this rank's data of a part: its shard of a DTensor, or the whole tensor.
+    """Return this rank's data of `tensor`, without a copy: its shard of a DTensor, or the whole of any other tensor.
 
-    Raises ValueError if its shape is not the planned one.
+    Raises ValueError if its shape is not that of `part`, the box of the tensor that this rank planned to write.
     """
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if tuple(local.shape) != part.lengths:

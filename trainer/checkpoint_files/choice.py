@@ -29,10 +29,10 @@ def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> 
 
 
 def named_best(folder: Path, *, best: bool = False) -> tuple[Path, bool]:
-    """Return the folder of checkpoints that `folder` names, and whether the best one is to be loaded.
+    """Return (the folder of checkpoints that `folder` names, whether the best checkpoint in it is to be loaded).
 
-    It is if `best` is set, or if `folder` is `checkpoints/best`, which means the best one in `checkpoints` unless there
-    is a folder of that name.
+    If `folder` ends in `best` and does not exist, the result is its parent and True, as `checkpoints/best` means the
+    best checkpoint in `checkpoints`. Otherwise it is `folder` and `best`.
     """
     return (folder.parent, True) if folder.name == BEST and not folder.exists() else (folder, best)
 

@@ -89,11 +89,14 @@ def publish(
 def prepare(
     draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None, away: Collection[str] = ()
 ) -> None:
-    """Write the manifest and sync all of the draft to disk; files in `away` are on other disks.
+    """Write the manifest into the draft, check that its files are those of the manifest, and sync its folder to disk.
 
-    After an error the draft is removed. Raises OSError, CheckpointDamaged if the draft's files are not those of the
-    manifest, or Fenced in place of either if newer processes of the run own the folder. `run_dir` is the run's folder,
-    whose FENCE (the newest attempt) is checked too.
+    The other files were synced when they were written; those in `away` are on other disks. `token` is the fencing token
+    of this start of the training, and `run_dir` the run's folder, with the file FENCE (None: outside of launch).
+
+    After an error the draft is removed. Raises OSError, or CheckpointDamaged if files are missing, too many or of
+    another size. If a later start has taken a token, or FENCE names a newer attempt, Fenced is raised in place of these
+    two errors.
     """
     with _discarding_on_error(draft, token, run_dir):
         data = encode(manifest)

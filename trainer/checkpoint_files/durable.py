@@ -158,7 +158,7 @@ class _Reading:
     def fill(self, place: memoryview) -> None:
         """Fill `place` with the next bytes of the file, and hash them.
 
-        Raises CheckpointDamaged at the end of the file.
+        Raises CheckpointDamaged if the file ends before `place` is full.
         """
         done = 0
         while done < len(place):

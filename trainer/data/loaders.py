@@ -25,7 +25,7 @@ _OF_ALL_RANKS = "sample_in_epoch"  # MosaicML's key: the samples of the epoch th
 
 
 def is_loader(data: Any) -> bool:
-    """Return whether `data` gives batches and can save and restore its position in them."""
+    """Return whether `data` gives batches and can save and restore its position in them, judging by its attributes."""
     return keeps_its_place(data) and hasattr(data, "batch_size") and hasattr(data, "dataset")
 
 

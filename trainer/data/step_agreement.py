@@ -18,7 +18,9 @@ class StepAgreement:
     only_whole: bool = False  # drop_last: a step with fewer samples than a full one ends the epoch
 
     def samples(self, own: int, *, able: bool, source: str) -> int:
-        """Return the number of samples of the step over all ranks, 0 if the epoch is over; all ranks call it.
+        """Return the number of samples of the step over all ranks; all ranks call it.
+
+        It is 0 if the epoch is over: if no rank has samples, or with `only_whole` if they are fewer than a full step's.
 
         `own` counts this rank's samples. `able` says whether this rank can make a batch: of new samples or, as a filler
         that does not count, of an earlier one. `source` names the rank's source of data in the error message. Raises

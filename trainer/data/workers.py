@@ -203,8 +203,9 @@ def _serve(
 ) -> None:
     """Run in the worker process: do the tasks from the pipe `tasks` and send `answers`, until the rank closes the pipe.
 
-    `open_work(number)` returns the function that does a task. `ours` are the ends of pipes that belong to the rank, and
-    are closed here.
+    `open_work(number)` returns the function that does a task, and is called at the first one. An answer is (result,
+    error or None, traceback): an error of a task is sent, and the next task is done. `ours` are the ends of pipes that
+    belong to the rank, and are closed here.
     """
     _leave_signals_to_the_rank(settings)
     _end_with_the_rank(settings)

@@ -49,7 +49,7 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that state_dict() returned."""
+        """Restore the state that state_dict() returned on rank 0; called on all ranks, before on_start()."""
 
 
 class Callbacks:

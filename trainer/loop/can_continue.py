@@ -30,9 +30,9 @@ _NOT_HANDED_OVER = (*_NOT_LOADED, "compile", "keep_best", "ema")
 
 
 class PlainState:
-    """Finds numbers and strings in a model or a loss that change while training, although no checkpoint has them.
+    """A search for numbers and strings that change while training although no checkpoint has them.
 
-    They are attributes of modules, or of the loss. A new rank would lack their values.
+    They are plain attributes of the model's modules, or of the loss. A new rank would lack their values.
     """
 
     def __init__(self) -> None:

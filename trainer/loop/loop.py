@@ -501,9 +501,10 @@ class Loop:
             )
 
     def _finish(self) -> None:
-        """Validate, save the end of the training, log its fingerprint, and call the callbacks.
+        """Validate, save the last step, log the fingerprint of the weights and optimizers, and call `on_done`.
 
-        Raises NotFinite after too many steps in a row that were not finite.
+        Nothing of this is done, and NotFinite is raised, if `skip_limit` steps in a row were left out because a loss or
+        gradient was not finite.
         """
         self._refuse_to_continue()
         self._validate()

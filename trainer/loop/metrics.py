@@ -164,7 +164,7 @@ class TensorBoard(Callback):
             self._writer = None
 
     def _write(self, step: int, line: Mapping[str, Any]) -> None:
-        """Write each number of a line as a scalar."""
+        """Write each number in `line`, a dict of metrics of step `step`, as a scalar; leave other values out."""
         if self._writer is not None:
             for name, value in numbers_of(line):
                 self._writer.add_scalar(name, value, step)

@@ -85,7 +85,11 @@ def sharing_forward(model: nn.Module) -> Iterator[SharedForward]:
 
 
 def marks_of(value: Any) -> list[Any]:
-    """Return values that change if a nested value does: for each tensor its memory address and its version."""
+    """Return a list that differs from one returned before if the nested value `value` may have changed since.
+
+    It has the form of the nesting, for each tensor its memory address, shape and version, for a plain value the value,
+    and for any other object its id.
+    """
     leaves, form = tree_flatten(value)
     return [form, *map(_mark, leaves)]
 

@@ -45,7 +45,10 @@ class Spikes:
         return False
 
     def too_many_error(self, where: str, limit: int) -> NotFinite:
-        """Return the error to raise when there are more than `limit` spikes; its message begins with `where`."""
+        """Return the error to raise when more than `limit` steps in a row are spikes; its message begins with `where`.
+
+        It is also raised if spikes sent the training back to the same checkpoint that often.
+        """
         return NotFinite(
             f"{where}: the loss was over {self._factor:g} times its running median\n"
             "hint: a smaller learning rate, clip_norm, or a look at the data; "

@@ -57,7 +57,10 @@ class Cut:
         return [f"cut {_IN_WORDS.get(self.way, 'as given')}", *rows]
 
     def _stages(self) -> list[str]:
-        """Return the stages as text, with their share of the time if known."""
+        """Return a text for each stage, such as `blocks.1 to head 53%`.
+
+        It names the stage's first and last part, and its share of the measured time of all stages, if known.
+        """
         names = [row[0] if len(row) == 1 else f"{row[0]} to {row[-1]}" for row in self.rows]
         shares = [f" {share:.0%}" for share in self.shares] or [""] * len(names)
         return [f"{name}{share}" for name, share in zip(names, shares, strict=True)]

@@ -148,8 +148,9 @@ class _Replica(DistributedDataParallel):
 def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) -> Wrapped:
     """Wrap the model in nn.DataParallel: one process, with a thread and a copy of the model per GPU.
 
-    `dtype` is that of autocast in the threads, or None. Without a GPU the model is called as it is, as nn.DataParallel
-    does. Raises BadSettings if there are fewer GPUs than TRAINER_BASELINE (`dp=N`) asks for.
+    The copies are on all visible GPUs, or on N of them with TRAINER_BASELINE `dp=N`. `dtype` is that of autocast in the
+    threads, or None. Without a GPU the model is called as it is, as nn.DataParallel does. Raises BadSettings if there
+    are fewer than N GPUs.
     """
     if world.device.type != "cuda":
         return Wrapped(module)

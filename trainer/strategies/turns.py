@@ -60,11 +60,11 @@ class Turns:
             torch.autograd.backward(scaled, first, retain_graph=retain_graph, inputs=wanted)
 
     def step(self, name: str = "") -> None:
-        """Step the optimizer `name` if this is the step's last micro-batch; all ranks call it in the same order.
+        """Step the optimizer `name` if this is the last micro-batch of a training step, else do nothing.
 
-        Gradients are reduced over ranks here, clipped, and dropped. The weights do not change if a gradient is not
-        finite, and nothing is done if no rank has a gradient. Raises TrainerError for an unknown name, or if the
-        optimizer was already stepped in this step.
+        All ranks call it, in the same order. The optimizer's gradients are reduced over ranks and clipped before its
+        step, and dropped after it. The weights do not change if a gradient is not finite, or if no rank has a gradient.
+        Raises TrainerError for an unknown name, or if this optimizer was already stepped in this training step.
         """
         optimizer = self._optimizer(name)
         if name in self._stepped:

@@ -60,7 +60,10 @@ class ImageOptions:
 
 
 class Pictures(Dataset[Sample]):
-    """A data set of images that are in memory as bytes; `transform` makes a sample of one."""
+    """A data set of images that are in memory as bytes.
+
+    A sample is a pair: the image as `transform` returns it, and its label.
+    """
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Transform) -> None:
         self._images = images

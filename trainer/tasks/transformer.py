@@ -139,9 +139,10 @@ class Feed(nn.Module):
 
 
 def _rotate(x: Tensor) -> Tensor:
-    """Rotate the halves of each head (…, time, size) by an angle that grows with the position.
+    """Rotate each head (…, time, size) by angles that grow with the position in time.
 
-    The angles are computed each time: a buffer would be broadcast before each step, and rounded with the parameters.
+    An element of the head's first half is rotated with the one at the same index of its second half. The angles are
+    computed each time: a buffer would be broadcast before each step, and rounded with the parameters.
     """
     time, half = x.shape[-2], x.shape[-1] // 2
     speeds = 10_000.0 ** -(torch.arange(half, device=x.device, dtype=torch.float32) / half)

@@ -47,12 +47,12 @@ class LogRequest(msgspec.Struct, frozen=True):
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """A part of a log. The lines before it are got by a request with this `before`; it is None if there are none, or if
-    these lines were requested by `around`.
+    """The answer to a LogRequest: some lines of a log, oldest first. To get the lines before them, send the request
+    again with this `before`.
     """
 
     lines: list[BoardLine]
-    before: str | None  # how many of the log's last lines such a request leaves out
+    before: str | None  # a number of lines, as text; None: no lines are before these, or `around` was in the request
 
 
 def log_page(one: api.Run, wish: LogRequest) -> LogPage:

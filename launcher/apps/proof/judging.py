@@ -293,9 +293,9 @@ def with_costs(
     unchanged.
 
     `history` are the run's events. `first_steps` has the first step that each start of ranks, (attempt, generation),
-    reported; `noted` are the steps from which the trainer's starts resumed, in order. If these are not one more than
-    the kills, the step from which the run went on after a kill is derived from `first_steps` and the checkpoint
-    instead.
+    reported; `noted` are the steps from which the trainer's starts resumed, in order. If `noted` does not have one step
+    more than there are kills that hit, the step from which the run went on after a kill is derived from `first_steps`
+    and the loaded checkpoint instead.
     """
     hits = [one for one in kills if not one.missed]
     known = noted[1:] if len(noted) == len(hits) + 1 else [None for _ in hits]

@@ -64,9 +64,9 @@ class Configuration:
     """
 
     strategy: str  # "": that of the spec
-    scaling: str
+    scaling: str  # how the batch depends on the ranks: strong, weak, or the script's own way
     nodes: int
-    per_node: int
+    per_node: int  # ranks on each node
 
     @property
     def ranks(self) -> int:

@@ -108,7 +108,7 @@ class Batcher(Generic[Client]):
     def withdraw(self, key: Key, client: Client) -> None:
         """Remove a client that has disconnected from the clients of the input with this key.
 
-        An input in the queue for which no client waits is dropped.
+        An input in the queue for which no client waits any more is dropped; one that is being computed goes on.
         """
         wanted = self._queue.get(key) or self._computed.get(key)
         if wanted is None or client not in wanted.clients:

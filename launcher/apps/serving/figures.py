@@ -12,7 +12,10 @@ _INPUTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Histogram:
-    """A histogram in the sense of OpenMetrics: how many values are at most each bound."""
+    """A histogram in the sense of OpenMetrics: how many values are at most each bound, and their number and sum.
+
+    `bounds` are in ascending order; a last bucket, +Inf, is added to them.
+    """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds

@@ -95,7 +95,8 @@ class RunsOfTrials:
         self._read: dict[str, tuple[int, Reports]] = {}
 
     def warm_up(self) -> None:
-        """Start to import the modules that trials need before the first trial, if all trials share one environment.
+        """Start to import the modules that trials need, before the first trial is started. Do nothing if trials differ
+        in other options than `run.args`, as imports may depend on those.
 
         An error is ignored here, because the first trial will report it.
         """

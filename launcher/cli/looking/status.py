@@ -53,10 +53,11 @@ class Table:
 def table(
     rows: Sequence[RunRow], now: float, *, everything: bool, wanted: Sequence[str] = USUAL, width: int | None = None
 ) -> Table:
-    """Return the table of active and newest runs or, with `everything`, of all of them, in the given order.
+    """Return the table of the first 20 rows and all active runs or, with `everything`, of all rows, in the given order.
 
-    `now` is the Unix time up to which durations count. `wanted` are its columns. If it is wider than `width`, less
-    important ones are left out; None means no limit.
+    `now` is the Unix time up to which durations count. `wanted` are the table's columns; those for names and tags are
+    added if a run has any. If the table is wider than `width`, less important columns are left out; None means no
+    limit. The sentence beside the table says how many runs are left out.
     """
     if not rows:
         return Table([], "no runs yet; `launch submit FILE` starts one, `launch spec init` writes a spec")

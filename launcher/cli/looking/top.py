@@ -120,7 +120,9 @@ def _plain(status: RunStatus) -> dict[str, object]:
 
 
 def _lines(status: RunStatus, now: float) -> list[str]:
-    """Return the lines about a run: its state and step, then a table of its nodes and ranks."""
+    """Return the lines about a run: its state and step, then a table of its nodes and ranks. `now` is a Unix time, to
+    show how old the samples are.
+    """
     step = f"step {figures.steps(status.step, status.total_steps)}, {figures.rate(status.rate)}"
     last = [paint(safe(str(status.last_rank)), "yellow")] if status.last_rank is not None else []
     head = [f"{headline(status)}  {step}"]

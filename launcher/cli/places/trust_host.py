@@ -30,8 +30,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def trust(names: Sequence[str], fingerprints: Sequence[str]) -> int:
-    """Trust the SSH keys of the hosts in `names`, and of all hosts of the pools in `names`. Return OK, or the exit code
-    of the first host whose key was not stored. Raise BadInput if `names` is empty.
+    """Trust the SSH keys of the hosts in `names`, and of all hosts of the pools in `names`; a name that the clusters
+    file lacks is taken for a host. Return OK, or the exit code of the first host whose key was not stored. Raise
+    BadInput if `names` is empty.
 
     The user confirms each key on the terminal, unless its fingerprint is in `fingerprints`.
     """

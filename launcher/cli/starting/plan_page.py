@@ -138,5 +138,5 @@ def _largest(code: CodeList) -> list[tuple[str, ...]]:
 
 
 def _section(title: str, rows: list[tuple[str, ...]]) -> list[str]:
-    """Return the lines of a table with a title, or an empty list if it has no rows."""
+    """Return the lines of a table of these rows of cells below its title, or an empty list if it has no rows."""
     return ["", paint(title, "bold"), *columns(rows, indent="  ")] if rows else []

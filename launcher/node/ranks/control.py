@@ -1,5 +1,5 @@
-"""The channel from an agent to its ranks with `recovery.mode` hot: a FIFO per rank, named by LAUNCH_CONTROL, one JSON
-object a line. A generation is one set of ranks that train together.
+"""The channel from an agent to its ranks with `recovery.mode` hot: two FIFOs per rank, the first named by
+LAUNCH_CONTROL, one JSON object a line. A generation is one set of ranks that train together.
 
 The only message tells a rank that it belongs to a new generation, and where the generation's ranks meet. If a rank was
 lost, survivors act on it at once, because they would otherwise wait for the lost rank. If none was lost and others are
@@ -28,8 +28,8 @@ def step_end_of(control: Path) -> Path:
 
 
 class ControlPipe:
-    """The agent's ends of the two control FIFOs of one rank: one for messages on which the rank acts at once, and one
-    for those on which it acts at the end of its step.
+    """The agent's ends of the two control FIFOs of one rank: one, at `path`, for messages on which the rank acts at
+    once, and one beside it for those on which it acts at the end of its step.
     """
 
     def __init__(self, path: Path) -> None:

@@ -109,8 +109,8 @@ def _py_spy_frames(lines: Sequence[str], pid: int) -> list[str]:
 
 
 def _gdb_frames(lines: Sequence[str], _: int) -> list[str]:
-    """Return the frames in gdb's output, innermost first, up to the first one outside any library; later frames are not
-    real. The pid is not used, as gdb prints no other thread.
+    """Return the frames in gdb's output, innermost first, up to the first one for which gdb finds no function and no
+    library; the frames after such a one are guesses. The pid is not used, as gdb prints no other thread.
     """
     found = [match[1] for line in lines if (match := _GDB_FRAME.match(line))]
     return [*takewhile(lambda frame: frame != "?? ()", found)]

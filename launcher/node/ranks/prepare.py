@@ -380,8 +380,8 @@ def _pid_of(zygote: ZygoteLink | None) -> int:
 
 
 def _hold_port(host: str, port: int) -> HeldPort | None:
-    """Return the port of address `host` and number `port` as held by this process, or None if another program has
-    it.
+    """Bind port `port` of the address `host`, so that no other program takes it, and return it as a HeldPort; return
+    None if another program has it.
     """
     try:
         return HeldPort(host, port)

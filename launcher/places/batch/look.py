@@ -42,8 +42,8 @@ def look(queue: BatchSystem, attempts: Asked) -> Answers:
 
 
 def of_each(attempts: Asked, say: Callable[[Asked], Answers]) -> Answers:
-    """Return an answer about each attempt. Attempts with readable records are answered by one call of `say`; one whose
-    records are damaged gets its last recorded answer, with the error.
+    """Return an answer about each attempt, in their order. `say` is called once with all attempts whose records can be
+    read, and returns the answers about these; any other gets its last recorded answer, with the error.
     """
     words: dict[AttemptDir, ClusterAnswer | None] = {}
     for run, attempt in attempts:

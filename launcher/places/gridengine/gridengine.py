@@ -77,8 +77,8 @@ class GridEngineSystem(BatchSystem):
     """
 
     kind = "gridengine"
-    called = CALLED
-    ask = staticmethod(ask)
+    called = CALLED  # the name for users
+    ask = staticmethod(ask)  # runs one of its commands and returns the output
     submits = ("qsub", "-terse", "-v", environment.FILE)  # submits the script, its last argument
     sees, ends, releases = "qstat -j", "qdel", "qrls"  # by which a user shows, ends, releases a job
     starts = ("qrsh", "-inherit", "-nostdin")  # starts a program on another host of the job

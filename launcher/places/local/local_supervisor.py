@@ -113,8 +113,8 @@ class _StopAsked(Exception):
 
 
 def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) -> AttemptEnd | None:
-    """Copy the run's code from the store, if the submitter left that to the supervisor. Return None, or the attempt's
-    end if the copy fails or is stopped by `stop`.
+    """Copy the run's code from the store of frozen code into the run's folder, unless the submitter has done so. Return
+    None, or, if the copy fails or `stop` interrupts it, the attempt's end, which is then also on disk.
     """
     if run.code.is_dir():
         return None

@@ -118,7 +118,7 @@ class SlurmSystem(BatchSystem):
         import_module(_EXECUTOR)
 
     def site(self) -> str:
-        """Return the name of the Slurm cluster, by its configuration."""
+        """Return the name of the Slurm cluster, by its configuration, or "" if that does not show it."""
         return self.config.cluster or ""
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:

@@ -137,9 +137,9 @@ class SshCluster(Place):
         return cancel.cancel(run, attempt)
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-        """Cancel the run on every host and return the report. Hosts in `gone` that do not answer are left out, and the
-        run may end without them from now on; raise Unreachable if ranks may be left on any other host, and Refused if
-        the run was never on one in `gone`.
+        """Cancel the run on every host and return the report. Hosts in `gone`, by name, that do not answer are given up
+        for good: the run may end without them from now on. Raise Unreachable if ranks may be left on any other host,
+        and Refused if the run was never on one in `gone`.
         """
         return cancel.cancel(run, attempt, gone=gone)
 

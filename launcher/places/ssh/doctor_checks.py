@@ -19,8 +19,8 @@ _HEAD = ("HOST", "LOGIN", "KEY", "PYTHON", "TORCH", "LAUNCHER", "GPUS", "CPUS", 
 class SeenHost:
     """A host that was examined, with the facts found on it."""
 
-    found: Surveyed  # what the probe printed there
-    looked: MachineFacts  # what a helper process found out there
+    found: Surveyed  # its name, Python, GPUs, disk and clock, which a submit asks for, too
+    looked: MachineFacts  # further facts, such as limits of the system, which only `launch doctor` asks for
     login_s: float  # seconds that an SSH login took
     key: str  # the SSH key that the host accepted
 

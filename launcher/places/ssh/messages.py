@@ -115,10 +115,12 @@ class AskReport(OfRun, frozen=True, tag="look"):
 
 
 class OpenedByHosts(msgspec.Struct, frozen=True):
-    """An attempt that hosts opened by themselves, so that only they know of it."""
+    """An attempt that hosts opened by themselves, to go on after the one before it ended, so that the machine that
+    submitted the run does not know of it.
+    """
 
-    hosts: tuple[str, ...]  # the hosts of its nodes, in order
-    cause: Cause | None  # why the attempt before it ended
+    hosts: tuple[str, ...]  # the host of each of its nodes, in order of their numbers
+    cause: Cause | None  # why the attempt before it ended; None: not known
     created_at: float  # seconds since 1970
 
 

@@ -69,10 +69,11 @@ class Token:
             return outcome
 
     def _settled(self) -> Outcome | None:
-        """Return the outcome of an earlier request with this token, or None if it has none and none of its runs exists.
+        """Return the outcome of an earlier request with this token, or None if there is neither an outcome nor a run of
+        such a request, so that the request can be carried out.
 
-        If a killed request left runs but no outcome, an outcome with these runs is recorded and returned. Raise Damaged
-        if a record cannot be read.
+        If a killed request left runs but no outcome, an outcome with these runs is recorded and returned. If it left
+        only entries in the list of runs, they are removed. Raise Damaged if a record cannot be read.
         """
         outcome = read_record(self._outcome, Outcome)
         if outcome is not None:

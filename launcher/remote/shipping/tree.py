@@ -43,7 +43,9 @@ def digest_of(code: CodeList) -> str:
 
 
 def entries(code: CodeList) -> tuple[FileEntry, ...]:
-    """Return an entry for each file of `code`, in its order, with names in the form in which they are sent."""
+    """Return an entry for each file of `code`, in its order. File names and targets of links are in the form in which
+    they are sent as JSON: one Latin-1 character for each byte, as a name may not be valid UTF-8.
+    """
     return tuple(
         FileEntry(_wired(file.path), file.size, file.executable, None if file.link is None else _wired(file.link))
         for file in code.files

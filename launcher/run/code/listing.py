@@ -183,10 +183,11 @@ def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile |
 
 
 def _relinked(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
-    """Return the entry of the tree at `root` with its link adjusted to the copy of the code.
+    """Return the entry `entry`, a symbolic link in the project at `root`, with its target adjusted to the copy of the
+    code.
 
-    A link to a file in `frozen` becomes relative, so that it leads to the copied file; any other becomes absolute, so
-    that it keeps its target.
+    `frozen` are the paths that are copied. A link to one of these becomes relative, so that it leads to the copied
+    file; any other becomes absolute, so that it keeps its target.
     """
     home, folder, link = os.path.realpath(root), os.path.dirname(entry.path), entry.link or ""
     target = os.path.normpath(os.path.join(home, folder, link))

@@ -170,7 +170,9 @@ def _signed(head: str, user: str, run: str) -> str:
 
 
 def _cut(text: str, room: int) -> str:
-    """Return the text quoted for a socket name, cut to at most `room` characters."""
+    """Return the text percent-quoted for a socket name. It is cut at its end, before quoting, so that the quoted form
+    has at most `room` characters.
+    """
     while len(quoted := quote(text, safe="")) > room:
         text = text[:-1]
     return quoted

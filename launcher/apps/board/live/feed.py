@@ -109,8 +109,9 @@ class WatchedRun:
             yield "log", new
 
     def _head(self, status: RunStatus, row: BoardRow) -> RunHead:
-        """Return the part of the run's data that may change, from its status and its row in the table of runs: also the
-        newest loss, the checkpoint, and the report on a hang, which is read once for each verdict.
+        """Return the part of the run's data that may change: its status, its row in the table of runs, its newest loss,
+        its checkpoint, and the report on a hang. The report, which is large, is read again only if the run's message or
+        last words have changed.
         """
         verdict = status.message, status.last_word
         if verdict != self._hang[0]:  # a report is large: it is read once for each verdict

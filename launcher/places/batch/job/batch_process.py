@@ -273,8 +273,10 @@ def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) 
 
 
 def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, job: str) -> int:
-    """Requeue a job that holds nodes while its run waits for other runs, because the scheduler takes the nodes away; if
-    the job was cancelled, write the attempt's end instead. Return the exit code with which to leave the job.
+    """Requeue the job `job`, whose run still waits for other runs when the scheduler warns that it takes the nodes
+    away. If the scheduler shows that the job was cancelled, write the attempt's end instead.
+
+    Return the exit code with which this process leaves the job.
     """
     if queue.fate(job) is Fate.CANCELLED:
         write_end(run, attempt, cancelled(f"its {queue.called} job was cancelled"), plan)

@@ -254,5 +254,7 @@ def _may_submit(queue: BatchSystem) -> bool:
 
 
 def start_requeued_job(queue: BatchSystem, run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
-    """Make the requeued job start after `delay_s`, on nodes that the run does not exclude."""
+    """Have the job `job`, which is just being requeued, start after `delay_s` seconds, and on nodes that the run does
+    not exclude, unless it would then have too few.
+    """
     queue.start_again(plan, job, [exclusion.host for exclusion in avoided(run)], delay_s)

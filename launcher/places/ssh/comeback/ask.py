@@ -33,7 +33,7 @@ def ask_lost(run: RunDir) -> None:
     seconds.
 
     It is started for a run that continues without these hosts or waits for them. Hosts that have lost only their
-    supervisor are asked, too, and if the run's state is old, the leader's host.
+    supervisor are asked, too, and if the run's state was not written for 30 seconds, the host of node 0, which leads.
     """
     last = readable(run.state, RunState)
     if last is None or not (last.state in _GOES_ON or (last.state in _BETWEEN and last.restarts)):

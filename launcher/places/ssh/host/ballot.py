@@ -235,8 +235,8 @@ class Ballot:
         )
 
     def _is_sound(self, said: OpenAttempt) -> bool:
-        """Return whether the attempt names only hosts of this run, each once, its leader first, and lists as `before`
-        only attempts with lower numbers, each led by one of its voters.
+        """Return whether the attempt that another host announces names only hosts of this run, each once, its leader
+        first, and lists as `before`, the earlier attempts, only ones with lower numbers, each led by one of its voters.
         """
         names, all_ = (*said.hosts, *said.away), range(len(self.hosts))
         openings = all({one.leader} <= {*one.voters} <= {*all_} and one.attempt < said.attempt for one in said.before)

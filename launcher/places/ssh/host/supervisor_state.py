@@ -342,7 +342,9 @@ class SupervisorState:
             return True
 
     def settle(self, number: int) -> None:
-        """Record, as its leader, that enough voters have accepted attempt `number`, so that earlier ones are over."""
+        """Record that enough voters have accepted attempt `number`, so that earlier ones are over. Only the supervisor
+        that leads this attempt calls it.
+        """
         with self._lock:
             self.ballot.settle(Settled(number, self.node))
 

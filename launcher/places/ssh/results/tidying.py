@@ -94,8 +94,10 @@ def _disks_apart(run: RunDir) -> bool:
 
 
 def _rounds(runs: Sequence[RunDir]) -> list[Hosts]:
-    """Return groups of hosts, each asked at the same time. In a group all hosts have different names, so that a host of
-    the same name in another pool is in another group.
+    """Return the hosts on which these runs ever were, in groups, of which one is asked after the other: {host name:
+    (how to reach the host, ids of its runs)}.
+
+    A host of the same name in another pool is in another group, as the names in a group are the keys.
     """
     asked: dict[tuple[SshHost, str], tuple[Place, list[RunId]]] = {}
     for run in runs:

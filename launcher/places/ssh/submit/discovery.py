@@ -51,10 +51,11 @@ class FoundRun:
 
 
 def discover(ref: str) -> Path | None:
-    """Return the local folder of the run on a pool whose id is `ref`, or of the only one whose id begins with it. It is
-    created if it is missing; return None if there is no such run.
+    """Find the run with the id `ref`, or the only one whose id begins with `ref`, on the hosts of all pools. Return its
+    folder on this machine, which is created if it is missing, or None if there is no such run.
 
-    Raise NoSuchRun if several begin with it, Unreachable if none was found and hosts could not be asked.
+    Raise NoSuchRun if the ids of several runs begin with `ref`, Unreachable if none was found and some hosts could not
+    be asked.
     """
     found: dict[RunId, FoundRun] = {}
     troubles: dict[str, LaunchError] = {}

@@ -70,8 +70,8 @@ class HostReport:
 
 
 def with_the_run(said: Mapping[str, HostReport | LaunchError]) -> list[HostReport]:
-    """Return the reports of hosts that have the run. A host without it may have a new disk, so its report does not
-    count.
+    """Return the reports of hosts that have the run. `said` has by host its report, or the error if it did not answer;
+    errors are left out, and reports of hosts without the run, since such a host may have a new disk.
     """
     return [one for one in said.values() if isinstance(one, HostReport) and one.head.state is not None]
 
