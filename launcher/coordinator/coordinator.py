@@ -324,8 +324,8 @@ class Coordinator:
             self._closer.close(found)
 
     def _disk_failed(self, node: KnownNode, text: str) -> None:
-        """Record that the node's disk has failed, with the agent's `text` about it, and close the generation if the
-        node has ranks in it. The node may be used again, but others are preferred.
+        """Record that the node's disk has failed, with the agent's `text` about it, and end the generation's ranks if
+        some are on the node, so that another generation follows. The node may be used again, but others are preferred.
         """
         self._ledger.record("disk", text, node=node.index, cause=Cause.DISK)
         if self._attempt.joining is not None and node.index in self._attempt.joining.newcomers:

@@ -65,8 +65,8 @@ class StepTimes:
         """Return how many seconds ranks may be silent before they are inspected, between FLOOR_S and CEILING_S, and
         CEILING_S before three steps are known.
 
-        The limit follows the usual time of a step and the longest pause so far, which was a validation, a save or a
-        compilation and may come again.
+        The limit is a multiple of the median step's time, or of the longest pause so far if that gives more: that was
+        a validation, a save or a compilation and may come again.
         """
         if len(self._gaps) < 2:
             return CEILING_S

@@ -46,7 +46,7 @@ async def inventory(link: ReplicaLink) -> list[Held]:
 
 async def decision(link: ReplicaLink, generation: int) -> protocol.LoadDecision:
     """Wait until the generation's first member (the node of rank 0) has decided which checkpoint is loaded, and return
-    the decision. Raise WireError if no node has the manifest of the chosen one.
+    the decision. `link` leads to that member. Raise WireError if no node has the manifest of the chosen one.
     """
     decided = await _ask_for(link, protocol.Decide(generation), protocol.LoadDecision)
     if any(choice.save is not None and not choice.with_manifest for choice in (decided.load, decided.best)):

@@ -49,7 +49,7 @@ class _Session:
 
 class Agreement:
     """The decisions that this node has made as first member (the node of rank 0), by generation: which checkpoint all
-    members load. Members wait here for the decision, and then until each has the files.
+    members load. Requests of members wait here for the decision, and then until every member has the files.
     """
 
     def __init__(self) -> None:

@@ -1400,8 +1400,8 @@ class Zygote:
                     return order
 
     def _lines(self) -> Iterator[bytes]:
-        """Wait until the agent sends something, and yield the lines that are complete then; keep descriptors that come
-        with them. End this process if the agent has closed the connection.
+        """Wait until the agent sends something, and yield the lines that are complete then; file descriptors that come
+        with them are kept in `_handed`. End this process if the agent has closed the connection.
         """
         try:
             data, fds, _, _ = socket.recv_fds(self._agent, 1 << 16, MAX_HANDED, socket.MSG_CMSG_CLOEXEC)
@@ -1440,8 +1440,9 @@ class Zygote:
         return None
 
     def _preload(self, names: Sequence[Any]) -> None:
-        """Import the modules, and send the agent a list of those that are loaded and one of those that cannot be. A
-        rank that imports one of the latter meets the error itself.
+        """Import the modules `names`, and send the agent a list of all modules that this process has loaded so far for
+        ranks, and one of those that cannot be imported, with reasons. A rank that imports one of the latter meets the
+        error itself.
         """
         began = time.monotonic()
         ours = "OPENBLAS_NUM_THREADS" not in os.environ

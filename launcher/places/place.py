@@ -316,7 +316,7 @@ class Place(ABC):
 
 
 class Doctor(Protocol):
-    """The checks of a kind of cluster, which a module offers as the function `check_up`."""
+    """The interface of a module with the checks of `launch doctor` for one kind of cluster: its function `check_up`."""
 
     def check_up(self, request: "DoctorRequest", tell: "Callable[[str], None]") -> "Iterator[Finding]":
         """Yield findings as they are made; `tell` is called with a line of text before each check that takes long.

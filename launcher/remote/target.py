@@ -295,7 +295,8 @@ def _path(text: str, tokens: Mapping[str, str], name: str) -> str:
 
 
 def _agent_socket(said: str, tokens: Mapping[str, str], name: str) -> str:
-    """Return the path that `said`, the option IdentityAgent, gives, or "" for the socket in SSH_AUTH_SOCK.
+    """Return the path of the agent's socket that `said`, the option IdentityAgent, gives, or "" if it is empty, `none`
+    or SSH_AUTH_SOCK.
 
     `tokens` has the values of tokens such as %h, and `name` is the host's name for messages. Raise BadInput for an
     unknown token or a variable that is not set.

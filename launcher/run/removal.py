@@ -67,7 +67,7 @@ def size_of(path: Path) -> int:
 
 
 def remove_tree(path: Path) -> None:
-    """Rename a tree aside at once, then delete it from the disk."""
+    """Delete a tree: rename it first, so that it is gone from its path at once, then delete its files."""
     aside = drafts.new_draft(path.parent)
     os.rename(path, aside)
     sync_dir(path.parent)

@@ -45,7 +45,9 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _Words(msgspec.Struct, frozen=True):
-    """The part of plan.json whose text the user has written: description and program."""
+    """The part of plan.json whose text the user has written: the run's description (in `spec`), and the program with
+    its arguments (`entry`).
+    """
 
     spec: _Spec
     entry: _Entry

@@ -145,7 +145,7 @@ def _differing_environment(sides: Sequence[Side]) -> Table:
 
 
 def _metrics(sides: Sequence[Side]) -> dict[str, tuple[Figure | None, ...]]:
-    """Return {metric: its summary for every run}, None where a run lacks it."""
+    """Return {metric: its last and best value in every run}, None where a run lacks the metric."""
     return {name: tuple(side.figures.get(name) for side in sides) for name in _names([side.figures for side in sides])}
 
 

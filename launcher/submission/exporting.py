@@ -59,11 +59,12 @@ def refuse_impossible(wish: Wish) -> None:
 
 
 def export(run: RunDir, wish: Wish) -> Exported:
-    """Write the weights of the requested checkpoint after checking every byte of it; return what was written.
+    """Write the weights of the requested checkpoint after comparing its files of weights with their digests; return
+    what was written.
 
     If no step was requested, a damaged checkpoint is passed over for the next older one. Raise BadInput if the request
     is impossible, Refused if the target exists or there is no such checkpoint, and LaunchError with exit code 6 if all
-    are damaged.
+    that could be exported are damaged.
     """
     refuse_impossible(wish)
     passed_over: list[str] = []

@@ -373,8 +373,8 @@ def _step_of(checked: _Checked, step: StepSpec, graph_id: RunId) -> GraphStep:
 
 
 def _write(file: Path, checked: _Checked) -> GraphDir:
-    """Write the folder of the graph in `file`, with its code and specs, under a temporary name, rename it, and return
-    it.
+    """Write the folder of the graph that was read from `file`, with the frozen code and each step's spec: under a
+    temporary name, then rename and return it. After an error nothing is left of it.
     """
     graph, first = checked.graph, next(iter(checked.wishes.values()))
     runs = registry.runs_root(Path(first.project.path), create=True)

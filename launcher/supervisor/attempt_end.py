@@ -232,13 +232,12 @@ WriteEnd = Callable[[AttemptEnd, Failure], AttemptEnd]  # writes how an attempt 
 def settle_end(
     run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None, write: WriteEnd | None = None
 ) -> AttemptEnd:
-    """Return the attempt's end, and write it unless the coordinator did: the end that the records show, such as a
-    cancellation, or else a failure that is described by `status`, the wait status of the coordinator's agent, or None
-    if this process ended the agent.
+    """Return the attempt's end, and write it unless the coordinator did. It is the end that the records show, such as a
+    cancellation, or else a failure. `status`, the wait status of the coordinator's agent (None: this process ended the
+    agent), tells which failure, and `write` is called to write it (None: this function does).
 
-    If `write` is given, it writes the failure in place of this function, and its result is returned. If the agent
-    exited because a newer attempt took over, a failure is returned that is not written. Otherwise raise Fenced if a
-    newer attempt exists, and OSError if the end cannot be written.
+    If the agent exited because a newer attempt took over, return a failure and write nothing. Otherwise raise Fenced
+    if a newer attempt exists, and OSError if the end cannot be written.
     """
     fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
     if fenced and not attempt.end.exists():

@@ -368,7 +368,8 @@ class _Inbox:
 
 
 class WireServer(Generic[In, Out]):
-    """A server that calls `serve` for each peer that has proved the key; a bad peer harms only its own connection.
+    """A server that calls `serve` for each peer that has proved that it has the key; a bad peer harms only its own
+    connection. At most `most_peers` are served at a time, and further ones are dropped.
 
     At most `most_unproved` connections may be without a proof at a time; the kernel queues further ones. None means
     MOST_UNPROVED, or `most_peers` if that is more, because the kernel's queue may be too short for all of them.

@@ -149,8 +149,8 @@ class Reader:
         """Restore optimizers, other objects and random generators from the tensors and documents that `read` read.
 
         If the number of ranks has changed, the generators are seeded anew. With `save_group`, of which all ranks call
-        it, the state that all ranks share comes from its first rank. Raises TrainerError if an optimizer is not the one
-        that was saved.
+        it, the state that all ranks share is sent by its first rank; otherwise each rank has read that itself. Raises
+        TrainerError if an optimizer is not the one that was saved.
         """
         if save_group is not None:
             self._take_shared_from_first(save_group)

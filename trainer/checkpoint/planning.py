@@ -163,9 +163,9 @@ def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> li
 
 
 def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
-    """Yield a Need for each saved part that overlaps `box`, this rank's part of tensor `name`.
+    """Yield a Need, the piece to read, for each saved part that overlaps `box`, this rank's part of tensor `name`.
 
-    `row` holds the saved parts: one, or several of the same size that follow each other along one dimension.
+    `row` describes the saved parts: one, or several of the same size that follow each other along one dimension.
     """
     offsets, lengths = box
     for number in _overlapping(box, row):

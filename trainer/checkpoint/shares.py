@@ -164,10 +164,10 @@ def _extend(dim: int, share: Share, other: Share) -> bool:
 
 
 def _split_full_row(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[Share]:
-    """Return each part as a Share of its own if they span the dimension `dim` of the tensor, else the share itself.
+    """Split a share, a row of parts, into Shares of one part each if the next join needs that; else return the share.
 
-    `shape` is the whole tensor's. A Share describes a row of parts along one dimension only, so a full row is split for
-    its parts to be joined along the next dimension.
+    It is split if the row spans the whole dimension `dim` (not 0) of a tensor of the shape `shape`, but not dimension
+    0. A Share describes parts along one dimension only, so the parts must be apart to be joined along dimension 0.
     """
     whole = share.count * share.lengths[dim] == shape[dim]
     if share.count == 1 or share.dim != dim or dim == 0 or not whole or share.lengths[0] == shape[0]:

@@ -123,10 +123,11 @@ def check(target: Path, options: ExportOptions) -> Form:
 
 
 def export_entry(entry: Entry, target: Path, options: ExportOptions, notes: Mapping[str, str]) -> Written:
-    """Export this checkpoint to `target` after comparing every byte; `notes` go into the metadata of safetensors.
+    """Export this checkpoint to `target`; `notes` go into the metadata of safetensors.
 
-    Raises CheckpointDamaged, BadSettings for options that cannot work, or FileExistsError if the target may not be
-    replaced.
+    Every file with weights is first compared with the manifest's digest. Raises CheckpointDamaged if one differs,
+    BadSettings for options that cannot work, or FileExistsError if `target` exists and `options` do not say to
+    overwrite it, or it is a folder with other files.
     """
     form = check(target, options)
     manifest = catalog.read_manifest(entry)

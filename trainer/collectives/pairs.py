@@ -95,7 +95,7 @@ def _round_trip_s(data: torch.Tensor, world: World, ends: tuple[int, int]) -> fl
 
 
 def own_address() -> str:
-    """Return the address of the network interface that reaches rank 0; on rank 0, the one at MASTER_ADDR."""
+    """Return this machine's address on the network interface that reaches MASTER_ADDR, the host of rank 0."""
     first = os.environ["MASTER_ADDR"]
     family, _, _, _, place = socket.getaddrinfo(first, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as asked:

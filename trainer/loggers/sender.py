@@ -125,7 +125,7 @@ class Sender:
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _wait_for_work(self) -> bool:
-        """Wait until there are rows or the end was asked for; return True if the end was."""
+        """Wait until there are rows to send or `end` was called; return True if it was, even if rows are left."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ending.is_set())
             return self._ending.is_set()

@@ -320,7 +320,7 @@ class Loop:
         return True
 
     def _has_a_checkpoint(self) -> bool:
-        """Return whether there is a checkpoint to go back to, after waiting for one that is being written.
+        """Return whether the checkpoint folder has a checkpoint of any step, once a save in progress is written.
 
         All ranks call it.
         """
@@ -436,7 +436,7 @@ class Loop:
         self.checkpointer.still_at(self.progress.step)
 
     def _log(self) -> None:
-        """Log the step's losses, speed and times; all ranks call it and communicate.
+        """Log the step's losses, and the speed and times since the last log line; all ranks call it and communicate.
 
         Raises NotFinite if the last `skip_limit` steps (16 more with fp16) had a loss or gradient that is not finite.
         """

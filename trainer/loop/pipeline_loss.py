@@ -178,9 +178,9 @@ class Piped:
         return values
 
     def answered(self, function: Function, data: Any) -> Any:
-        """Return the result of a function for the batch `data`, without gradients, on the last stage; None elsewhere.
+        """Return `function(model, data)` for the batch `data`, without gradients, on the pipeline's last stage.
 
-        All ranks of the pipeline call it.
+        All ranks of the pipeline call it; on the other stages it returns None.
         """
         output = self._pipeline.ask(self._inputs(function, data, training=False))
         if output is None:

@@ -75,9 +75,10 @@ class Stragglers:
         )
 
     def _slow_rank(self, line: Mapping[str, Any], step_s: float) -> int:
-        """Return the rank that this line of metrics shows to be slow, as the class defines it, or -1 if none is.
+        """Return the rank that this line of metrics shows to be slow, or -1 if none is.
 
-        `step_s` is the duration of a step.
+        Its own work takes over `factor` times as long as the median rank's, and longer by over 5 % of `step_s`, the
+        duration of a step.
         """
         if "slowest_rank" not in line:
             return -1

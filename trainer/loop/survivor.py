@@ -138,7 +138,8 @@ class Survivor:
         """Return whether the training can continue in place after a kill, and log a reason that prevents it.
 
         If another rank has the same parameters, so that a killed rank can get them, also open the pipe for launch's
-        messages and the files for this rank's state. Otherwise nothing is opened: all ranks would load a checkpoint.
+        messages and the files for this rank's state; return False if that fails. Otherwise open nothing: the training
+        continues by a checkpoint that all ranks load.
         """
         how = {"met_once": self.member is not None, "made": self.snapshots.made}
         why_not = partial(reasons, loop, settings, dataset, self.launched, **how)

@@ -292,7 +292,7 @@ def merged(ranks: Sequence[Traced], steps: int) -> dict[str, float]:
 def summary_of(found: Mapping[str, float]) -> str:
     """Return a summary such as `a step of 0.62 s: 71 % forward and backward, 14 % communication in the open`.
 
-    `found` are the means that `merged` returned.
+    `found` are the means per step and rank that `merged` returned, by name.
     """
     whole = found["step"] or 1.0
     shares = [f"{found[name] / whole:.0%} {_LABELS[name]}" for name in _KINDS if round(found[name] / whole, 2)]

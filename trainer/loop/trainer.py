@@ -536,9 +536,10 @@ class Trainer:
     def _evaluations(
         self, training: Training, data: Any, prefix: str, average: Average | None = None
     ) -> Evaluation | SeveralEvaluations:
-        """Return the evaluation of one data set, or of several by name.
+        """Return the evaluation, not run yet, of the data set `data`, or of several if it is a dict of these by name.
 
-        `prefix` begins the names of its values; with `average`, the averaged weights are evaluated.
+        `prefix` begins the names of the values, such as the loss, that it computes; with several sets, a set's name
+        follows. With `average`, the averaged weights are evaluated.
         """
         if not is_several(data):
             return self._evaluation(training, data, prefix, average)

@@ -38,21 +38,21 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The step to continue from and who sends what to whom, the same on all ranks.
+    """The step to continue from and who sends what to whom, the same on all ranks. The training continues after `step`.
 
-    `source` sends the state that is the same for all, and `receivers` lack the weights of `step`. `copies_sent` has
-    pairs: the rank with a copy of a rank state, and the rank that lost it; `shards_sent` pairs the sender and receiver
-    of a shard. `resized`: other ranks, or more of them, did the step.
+    `source` sends the state that is the same for all, and `receivers` lack the weights after `step`. `copies_sent` has
+    pairs (sender, receiver): the rank with a copy of a rank's own state, and the rank that lost that state;
+    `shards_sent` has such pairs for shards. `resized`: the number of ranks, or a rank's number, has changed since.
     """
 
     step: int
     source: int  # the rank that sends the state that is the same for all
-    receivers: tuple[int, ...]  # the ranks that lack the weights of `step`
+    receivers: tuple[int, ...]  # the ranks that lack the weights after `step`
     copies_sent: tuple[
         tuple[int, int], ...
     ] = ()  # the rank with a copy of a lost rank state, and the rank that lost it
     shards_sent: tuple[tuple[int, int], ...] = ()  # with copies of shards, the sender and the receiver of a shard
-    resized: bool = False  # the step was done by other ranks, or by more of them
+    resized: bool = False  # the number of ranks, or a rank's number, has changed since the step
 
 
 def holder_of(rank: int, ranks_per_node: int) -> int | None:

@@ -229,8 +229,8 @@ def _make_module(
 ) -> tuple[nn.Module, dict[str, Tensor] | None]:
     """Return the model, and None or {parameter name: the rows of it that this rank keeps}.
 
-    The rows are returned with the setting `by_parts`, and the parameters are then on the meta device. No rank ever has
-    the whole model in memory, so that `model` must be a function that makes it; raises BadSettings otherwise.
+    The rows are returned with the setting `by_parts`, by which no rank ever has the whole model in memory: the
+    parameters are then on the meta device, and BadSettings is raised if `model` is not a function that makes it.
     """
     if not settings.by_parts:
         return (model if isinstance(model, nn.Module) else model()), None

@@ -127,7 +127,7 @@ def _warn_of_unoptimized(names: list[str]) -> None:
 def zero1_optimizer(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
     """Return the user's optimizer in a ZeroRedundancyOptimizer, which gives each rank a part of the parameters.
 
-    Raises BadSettings for parameters of several types.
+    Raises BadSettings for parameters of several dtypes.
     """
     groups = [dict(group) for group in optimizer.param_groups]
     parameters = [parameter for group in groups for parameter in group["params"]]

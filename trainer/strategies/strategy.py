@@ -236,9 +236,9 @@ class Strategy:
             one.grad = None
 
     def clip(self, parameters: Iterable[Tensor], *, measured: bool = False) -> Tensor | None:
-        """Clip gradients by value, then by norm; return the norm before it is clipped.
+        """Clip gradients by value, then by norm, where the settings ask for it; return the norm before it is clipped.
 
-        Returns None if the norm is neither clipped nor `measured`.
+        Returns None if the norm is not clipped; with `measured`, it is computed and returned even then.
         """
         parameters = list(parameters)
         if self.settings.clip_value is not None:

@@ -168,7 +168,7 @@ class Answers:
             yield found[0]
 
     def _read(self, shard: range) -> tuple[bytes, float] | None:
-        """Return a shard's lines and the sum of its values, or None if the file is not complete."""
+        """Return a shard's lines and the sum of its samples' values (`put`), or None if the file is not complete."""
         data = self._path(_name(shard)).read_bytes()
         end = data.rfind(b"\n", 0, -1) + 1
         try:

@@ -44,7 +44,7 @@ class WaitingRun(msgspec.Struct, frozen=True):
 
 class HostSums(msgspec.Struct, frozen=True):
     """The number of hosts and GPUs of a cluster in total, including hosts that the page does not show, and how many are
-    free; a host of which a run has a part is not free.
+    free. A host of which a run has a part is not free, but its other GPUs count as free.
     """
 
     hosts: int

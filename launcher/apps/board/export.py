@@ -138,7 +138,9 @@ def _answers(
 
 
 def _last_lines(one: api.Run) -> LogPage:
-    """Return the last lines of the run's log, as many as a page may contain."""
+    """Return the last lines of the run's log, at most as many, and as much text, as an exported page may contain
+    (`_MOST_LINES`, `_MOST_CHARACTERS`).
+    """
     lines = log_page(one, LogRequest(limit=_MOST_LINES)).lines
     left, first = _MOST_CHARACTERS, len(lines)
     while first and left >= len(lines[first - 1].text):

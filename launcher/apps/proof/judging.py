@@ -60,7 +60,9 @@ class Evidence:
 
 
 def causes_of(evidence: Evidence) -> tuple[str, ...]:
-    """Return the likely causes of the difference as sentences, likeliest first; empty if nothing differs."""
+    """Return the likely causes, as sentences and likeliest first, of the difference between the disturbed run and the
+    undisturbed one; empty if nothing differs.
+    """
     return () if evidence.step is None else tuple(_causes(evidence))
 
 

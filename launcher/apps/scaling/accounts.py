@@ -60,8 +60,10 @@ def _base(point: ScaledRun, points: Sequence[ScaledRun]) -> ScaledRun | None:
 
 
 def _beside(point: ScaledRun, base: ScaledRun | None) -> ScaledRun:
-    """Return the point with speed-up, efficiency and losses against `base`, and a sentence on them; without these
-    numbers if `base` is None or nothing was measured.
+    """Return the point with speed-up, efficiency and lost time against `base`, and a sentence on them.
+
+    If `base` is None or has as many ranks, these numbers are left out, and the sentence tells where a step's time goes;
+    if nothing was measured, it tells why.
     """
     if not point.rates:
         return msgspec.structs.replace(point, says=f"{_ranks(point)}: {point.why}")

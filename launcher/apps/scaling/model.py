@@ -231,11 +231,11 @@ def volume_of(strategy: str, one: Configuration, model_bytes: float) -> StepVolu
 
 
 def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tuple[ScalingForecast, ...]]:
-    """Return (models, forecasts) for each strategy and scaling that was measured and traced on at least two numbers of
-    ranks.
+    """Return a model for each strategy and scaling that was measured and traced on at least two numbers of ranks, and
+    its forecasts for 2, 4 and 8 times the largest of these: (all models, all forecasts).
 
-    Ranks that share cores are left out, since their speed tells nothing about more machines. So are the strategies dp,
-    master and mp, which are only measured for comparison, since the model assumes an all-reduce.
+    Measurements of ranks that share cores are left out, since their speed tells nothing about more machines. So are
+    the strategies dp, master and mp, which are only measured for comparison, since the model assumes an all-reduce.
     """
     models, forecasts = list[ScalingModel](), list[ScalingForecast]()
     for strategy, scaling in dict.fromkeys((one.strategy, one.scaling) for one in points):

@@ -454,7 +454,7 @@ class WorkerGroup:
         return max(1, len(os.sched_getaffinity(0)) // self._options.workers)
 
     async def _replace_ended(self, worker: ServingWorker, number: int) -> None:
-        """Replace worker `number` whenever it ends; this does not return."""
+        """Replace worker `number` whenever it ends, until the task is cancelled, as `dismiss` does."""
         while True:
             await worker.gone.wait()
             self._failures = 0 if worker.batches else self._failures + 1

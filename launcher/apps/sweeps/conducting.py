@@ -122,9 +122,11 @@ class Round:
         return readable(self.sweep.wanted, Wanted), readable(self.sweep.order, SweepOrder)
 
     def _aim(self, wanted: Wanted | None, order: SweepOrder | None) -> Aim:
-        """Return the settings of the sweep as they are now.
+        """Return the settings of the sweep as they are now: its options, whether it still has time, and what the user
+        has ordered.
 
-        `wanted` is how many trials the user wants, and `order` the user's last order; None: not recorded.
+        `wanted` is how many trials the user wants (None: no number was given), and `order` the user's last order to
+        stop or resume the sweep (None: there was none).
         """
         options = self.record.options
         limit_s, stop = options.budget.time_s, options.stop

@@ -213,7 +213,9 @@ class RunsOfTrials:
 
 
 def last_value(reports: Iterable[tuple[int, float]]) -> float | None:
-    """Return the newest finite value in the reports; NaN if none is finite, None if there are none."""
+    """Return the last finite value in the reports, pairs (step, value), oldest first. If none is finite return the last
+    value, NaN or infinite; if there are none, None.
+    """
     values = [value for _, value in reports]
     finite = [value for value in values if math.isfinite(value)]
     return finite[-1] if finite else (values[-1] if values else None)

@@ -86,7 +86,9 @@ def deleted_elsewhere(one: api.Run, told: Sequence[KeptRemote]) -> str:
 
 
 def _is_deleted(one: api.Run, kept: KeptRemote) -> bool:
-    """Return whether the machine of `kept` answered and has deleted its part of the run."""
+    """Return whether the machine of `kept` answered and has deleted its part of the run; it deletes nothing of a run
+    that has processes there.
+    """
     return not kept.silent and one.id in kept.runs and one.id not in kept.live
 
 

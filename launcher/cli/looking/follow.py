@@ -79,7 +79,9 @@ def _bars(moving: dict[int, str]) -> list[str]:
 
 
 def status_line(status: RunStatus) -> str:
-    """Return the status line: state, step, rate, time left and restarts."""
+    """Return the status line: the run's id and state, then what is known of its step, rate, time left, first metrics,
+    restarts and message.
+    """
     words = [safe(status.run), state_text(status)]
     if status.step is not None:
         words.append(f"step {figures.steps(status.step, status.total_steps)}")

@@ -176,9 +176,10 @@ class Drainer:
     def check(self) -> None:
         """Begin a drain or move that is due, if the present generation runs without a failure; called after each event.
 
-        A drain waits until enough other nodes remain; but if the node is about to go and none comes before, all ranks
-        save and the run waits for nodes. A move is refused, by an event in the run's history, if it is of the
-        coordinator's node or of one without ranks, if no spare is ready, or if too few nodes would be left.
+        A drain waits until enough other nodes remain; but if the host of the node is about to be taken away and too few
+        others have come by then, all ranks save and the run waits for nodes. A move is refused, by an event in the
+        run's history, if it is of the coordinator's node or of one without ranks, if no spare is ready, or if too few
+        nodes would be left.
         """
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.leaving or attempt.current.failures:

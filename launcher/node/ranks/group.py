@@ -523,8 +523,8 @@ class RankGroup:
         return not late
 
     def close(self) -> None:
-        """Close the pipes of ranks whose end was not observed, and write metrics and logs' times that are still
-        queued.
+        """Close the pipes of ranks whose end was not observed, and write to disk what is still queued: metrics, the
+        times of log lines, and records of ranks.
         """
         self._closed = True
         for rank in self._ranks:

@@ -217,9 +217,7 @@ class Preparation:
         await asyncio.shield(self._renewal)  # a start that is cancelled leaves the imports to the next one
 
     async def _renewed(self) -> ZygoteLink | None:
-        """Wait until the zygote, if it has died, is replaced, and return it; return None if the node has no zygote
-        because none could be started.
-        """
+        """Return the zygote, once it is replaced if it has died; return None if none could be started."""
         await self.renew()
         return self._zygote
 

@@ -165,11 +165,11 @@ def _answer(queue: BatchSystem, attempt: AttemptDir, answer: ClusterAnswer | Non
 
 
 def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> ClusterAnswer | None:
-    """Return the answer that the attempt is being submitted, or None if it has ended, has a job by now, or has a
-    submitter that is alive on this machine and reports that itself.
+    """Return the answer that the attempt, which has no job yet, is being submitted. Return None if it has ended, has a
+    job by now, or was opened by a process that is alive on this machine and itself reports that it submits.
 
-    Without such a submitter the attempt is not lost: the submitter may be on another machine, or dead while its
-    submitting command still runs.
+    If no such process lives here, the attempt still does not count as lost: the process may be on another machine, or
+    dead while the command that it started still submits the job.
     """
     if attempt.end.exists() or attempt.handle.exists() or alive(read_intent(attempt).created_by):
         return None

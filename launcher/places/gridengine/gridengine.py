@@ -198,7 +198,8 @@ def script_of(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], rule: str | None, follows: Follows = ()
 ) -> str:
     """Return the script for qsub, with the submit token, for the run in the folder `where`; hosts in `avoid` are
-    excluded, `rule` is the parallel environment's allocation rule, and `follows` are (run, job) pairs to wait for.
+    excluded, `rule` is the parallel environment's allocation rule (None: none is requested, for a job on one host), and
+    `follows` are (run, job id) pairs of jobs that must end first.
     """
     chosen = options(plan, submit_token, where, avoid, rule)
     if follows:

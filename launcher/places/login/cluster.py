@@ -228,9 +228,9 @@ class LoginCluster(Place):
             ask(address_of(run, attempt), request, list[Exclusion], timeout_s=ANSWER_S)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
-        """Start the program that serves one request about the node's ranks, and return the connection to it, which
-        `launch _inside` on the login node relays in both directions. Raise Refused if the run was not sent to its login
-        node yet.
+        """Start the program on the node that serves one request about its ranks, and return the connection to that
+        program, which `launch _inside` on the login node relays in both directions. Raise Refused if the run was not
+        sent to its login node yet.
         """
         whole, role = run.whole, ""
         if whole != run:

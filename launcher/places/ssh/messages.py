@@ -67,8 +67,8 @@ class Open(OfRun, frozen=True, tag="open"):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """The port on which the attempt's supervisor listens, or None if the code is needed first; and whether hosts share
-    a disk.
+    """The answer of a host that was asked to open an attempt: the port on which its supervisor for the attempt listens,
+    or None if none was started, because the code has to be sent first, or the host shares its disk with another one.
     """
 
     port: Port | None  # the port of the waiting supervisor; None: the code is not on the host yet
@@ -241,7 +241,7 @@ class Tidied(msgspec.Struct, frozen=True):
     """The bytes that the runs, and unneeded code, take on the host's disk, or took before their deletion."""
 
     runs: Mapping[RunId, Size]  # bytes that each run takes; runs without any are left out
-    code: Size  # bytes of code that no other run needs
+    code: Size  # bytes of code that no other run than these needs
     live: tuple[RunId, ...] = ()  # runs that have processes on the host, so that nothing of theirs is deleted
 
 

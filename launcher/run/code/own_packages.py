@@ -87,7 +87,7 @@ def _of_site(site: Path) -> Iterator[Installed]:
 def own_folders(project: Path, installed: Sequence[Installed], sites: Collection[Path]) -> tuple[str, ...]:
     """Return the folders of the project, relative to it, from which its packages are imported: those that are installed
     as editable (`installed`), and those that its pyproject.toml or setup files only declare. A declared one is left out
-    if it is compiled into `sites`, the interpreter's site-packages folders.
+    if a package in it is installed with compiled modules in `sites`, the interpreter's site-packages folders.
     """
     home = _real(project)
     paths = (one.folder for one in installed if one.folder is not None)

@@ -202,8 +202,9 @@ class TakeOver:
         """Ask all hosts for their state; follow the leader if it is back, wait if another host is next in line, or else
         take over. Raise Fenced if the run continues without this host.
 
-        Return the number of the next attempt if this host has opened it by taking over, else None. If too few hosts for
-        that are in reach for too long, the attempt's end is written on this host.
+        Return the number of the next attempt if this host has opened it by taking over, else None. The attempt's end is
+        written on this host if too few hosts answer to take over, and either none has answered for a lease and
+        `recovery.wait`, or this host has looked in vain for GIVE_UP_WAITS times `recovery.wait`.
         """
         supervisor = self._supervisor
         own, answers = supervisor.status(), statuses(supervisor.rpc.ask(Ask(), limit_s=HEAR_S))

@@ -274,7 +274,9 @@ def _wait_for_slots(supervisor: SupervisorState, wakeup: Wakeup, slots: Slots) -
 
 
 def _end_stopped(supervisor: SupervisorState) -> None:
-    """Write the end of a run that was stopped while it waited, and if this host leads, send it to the others."""
+    """Write the end of a run that was stopped while it waited for its hosts, and if this host leads, send the end to
+    the other hosts.
+    """
     supervisor.here.pass_on_stop()
     supervisor.here.end(cut_short(supervisor.attempt, "it waited for its hosts", time.time()))
     if supervisor.leads:
@@ -284,8 +286,9 @@ def _end_stopped(supervisor: SupervisorState) -> None:
 class QueueWatch:
     """A supervisor's repeated question to the run's leader while this host waits for slots or its turn.
 
-    This host adopts whether the run is held back and whether it has begun, as the leader reports. If the leader is
-    silent for longer than `recovery.wait` and a lease, this host takes part in the election of another.
+    The leader reports whether the spec's `queue` options still hold the run back and whether it has begun, and this
+    host acts by that. If the leader is silent for longer than `recovery.wait` and a lease together, this host takes
+    part in the election of another.
     """
 
     def __init__(self, supervisor: SupervisorState, every_s: float = _LEADER_EVERY_S) -> None:

@@ -52,9 +52,10 @@ _UNSET_S = 0.05  # between looks for records of a coordinator that sets the even
 
 
 class HostWatch:
-    """A thread of the leader that watches the other hosts. It has later attempts avoid hosts that did not answer for a
-    lease (`recovery.lease` of the spec). To a voter that came back and has not accepted the present attempt yet, it
-    sends the message to join that.
+    """A thread of the leader that asks the other hosts for their state at intervals.
+
+    Later attempts avoid hosts that did not answer for a lease (`recovery.lease` of the spec). A voter that answers
+    again, and has not accepted the present attempt yet, is sent the message to join this attempt.
     """
 
     def __init__(self, supervisor: SupervisorState, wakeup: Wakeup, clock: Callable[[], float] = boottime) -> None:
@@ -277,8 +278,8 @@ class Leader:
         return None
 
     def _end_stopped(self, end: AttemptEnd) -> None:
-        """Write the end of the run, and send it to the other hosts: a stop was requested before the next attempt was
-        opened. `end` is how this attempt has ended.
+        """Write the end of the run, and send it to the other hosts, because a stop was requested after this attempt had
+        ended, as `end` tells, and before the next one was opened.
         """
         self._supervisor.here.pass_on_stop()
         self._supervisor.here.end(cut_short(self._supervisor.attempt, "it was to start again", end.ended_at))

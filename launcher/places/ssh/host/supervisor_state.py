@@ -332,8 +332,8 @@ class SupervisorState:
             return number
 
     def open(self, number: int, voters: Sequence[int]) -> bool:
-        """Record attempt `number`, for which this host was elected, as opened with the hosts `voters`, by number.
-        Return False, and record nothing, if this host has voted for another host meanwhile.
+        """Record that attempt `number`, for which this host was elected leader, is opened, with the hosts of the
+        indexes `voters` as its voters. Return False, and record nothing, if this host has voted for another meanwhile.
         """
         with self._lock:
             if self.ballot.voted != (number, self.node):
@@ -394,7 +394,8 @@ class SupervisorState:
 
     def _coordinators_silence_s(self) -> float:
         """Return for how many seconds the coordinator on this host has been silent: since it last wrote state.json, or
-        since `coordinator_due_at` if that is later. The result is 0 while none is expected to run here.
+        since `coordinator_due_at`, when it was expected to begin, if that is later. The result is 0 while no
+        coordinator is expected to run here.
         """
         last = readable(self.run.state, RunState)
         known = last is not None and last.attempt == self.attempt.number and last.boot_id == boot_id()

@@ -165,10 +165,10 @@ def _end_without(run: RunDir, missing: Collection[str], word: ClusterAnswer) -> 
 
 
 def include_hosts(run: RunDir, hosts: Collection[str]) -> None:
-    """Have the supervisors of an active run use the hosts again that it has excluded: the named ones, or all if `hosts`
-    is empty.
+    """Have the supervisors of an active run use excluded hosts again: the named ones, or all if `hosts` is empty.
 
-    Raise Unreachable if a host that is not excluded itself could not be informed.
+    Excluded hosts need not answer. Raise Unreachable if another host could not be informed; the hosts are then included
+    in this machine's records and on the hosts that did answer.
     """
 
     def forget(client: HostClient) -> None:
