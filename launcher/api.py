@@ -899,9 +899,9 @@ def _file(spec: str | Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a run with records of its own: the run itself, a role, or a rank that restarts alone. `run` is the run
-    with the part's folder as its path, `name` how the part is shown, and `rank` the rank's number in its role if it
-    restarts alone.
+    """A part of a run with records of its own: the run itself, a role (one program of a run that has several), or a
+    rank that restarts alone. `run` is the run with the part's folder as its path, `name` how the part is shown, and
+    `rank` the rank's number in its role if it restarts alone.
     """
 
     run: Run  # with the part's folder as its path

@@ -329,9 +329,10 @@ def call_on_first(world: World, act: Callable[[], T]) -> T:
 
 
 def call_on_rank(world: World, rank: int, act: Callable[[], T]) -> T:
-    """Return on all ranks, which all call it, the result of `act` on rank `rank`.
+    """Return on all ranks, which all call it, the result of `act` on rank `rank`; the result is sent by pickle.
 
-    If `act` raises a TrainerError, all ranks raise a TrainerError with its text.
+    If `act` raises a TrainerError, all ranks raise a TrainerError with its text. Any other error is raised on that rank
+    alone, and the others wait until the group's time limit or the end of that rank.
     """
     answer: list[Any] = [None, None]
     if world.rank == rank:

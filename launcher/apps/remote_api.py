@@ -95,10 +95,10 @@ def serve_requests() -> int:
 
 def serve_inside(run: str = "", node: str = "", role: str = "") -> int:
     """Serve `launch _inside RUN NODE`: relay messages between the caller, over stdin and stdout, and a program on the
-    node that inspects ranks, until both have ended; return the exit code.
+    node that inspects ranks, until the caller's input ends or the program closes its side; return 0.
 
-    `node` is the node's number, and `role` names a part of the run with a script of its own ("": the run itself). An
-    error is sent to the caller.
+    `run` is the run's id and `node` the node's number (without one the request is refused), and `role` names a part of
+    the run with a script of its own ("": the run itself). An error is sent to the caller as a message.
     """
     source, sink = take_stdio()
     try:

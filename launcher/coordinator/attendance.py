@@ -166,8 +166,9 @@ class Attendance:
         return self._loss(node, f"the agent that node {node.index} had before is gone: {evidence}", evidence, held)
 
     def _loss(self, node: KnownNode, text: str, evidence: str, held: int) -> Loss:
-        """Record the event `agent_lost` with the sentence `text`, and return the loss. `evidence` says what shows that
-        the agent is gone, and `held` is the generation of the agent's ranks (0: it has none).
+        """Record the event `agent_lost` with the sentence `text`, and return the loss, for the caller to act on; the
+        node's state is not changed here. `evidence` is text that says what shows that the agent is gone, and `held` is
+        the generation of the agent's ranks (0: it has none).
         """
         self._ledger.record("agent_lost", text, node=node.index, cause=Cause.NODE_LOST, evidence=evidence)
         return Loss(node.index, held, text, evidence)

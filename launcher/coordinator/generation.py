@@ -215,8 +215,9 @@ class Generation:
 
     @property
     def may_be_stopped(self) -> bool:
-        """Return whether the cluster may be stopping the job: ranks have failed by themselves, and each of them by a
-        signal that clusters send before a stop.
+        """Return whether the cluster may be stopping the job: at least one rank failed for another reason than the loss
+        of its connection to a rank, and each such rank ended as ranks do when clusters announce a stop (by SIGTERM,
+        SIGUSR1 or SIGUSR2, or with an exit code that stands for one or asks for a resume).
         """
         return 0 < self._by_themselves == self._foretelling
 

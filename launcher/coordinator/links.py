@@ -168,8 +168,8 @@ class Links:
             attempt.ledger.send(one, CheckLink(self._number, peer))
 
     def _take(self, link: MeasuredLink) -> None:
-        """Keep the faster one of this and any earlier measurement of the pair, and record for both nodes which agent
-        was measured.
+        """Keep the faster one of this and any earlier measurement of the pair. Record for both nodes which agent was
+        measured: a node whose agent is another one later is measured anew.
         """
         self._found[link.pair] = better(self._found.get(link.pair), link)
         for index in link.pair:

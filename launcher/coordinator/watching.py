@@ -104,8 +104,8 @@ class Watch:
     # -- starting
 
     def _led(self, message: messages.Leads) -> None:
-        """Send the other members the message to start their ranks, for which they wait until rank 0 has been forked, as
-        its node now reports. Ignore a repeated report, and one about another generation.
+        """Handle the report of the first member that rank 0 has been forked: send the other members, which wait for
+        this, the message to start their ranks. Ignore a repeated report, and one about another generation.
         """
         attempt = self._attempt
         starting = attempt.phase is AttemptPhase.STARTING and attempt.is_current(message.generation)

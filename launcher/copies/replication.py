@@ -106,8 +106,8 @@ class Replication:
             self._looking = asyncio.create_task(self._look_for(step))
 
     async def _look_for(self, step: int) -> None:
-        """Set `keeps` to True if this node's folder has a checkpoint of the committed step `step`, else to False; leave
-        it as it is if the disk cannot be read.
+        """Set `keeps`, which heartbeats report to the coordinator, to True if this node's folder has a checkpoint of
+        the committed step `step`, else to False; leave it as it is if the disk cannot be read.
         """
         with suppress(OSError):  # the copier reports a disk that cannot be read
             self.keeps = await asyncio.to_thread(self._files.look_at, "step", step) is not None

@@ -120,7 +120,10 @@ def _is_wanted(held: Held, checkpoint: str, here: list[int]) -> bool:
 
 def _bring(store: ObjectStore, held: Held, folder: Path) -> None:
     """Download one checkpoint into the folder of checkpoints `folder`. If this has another one under the same name,
-    with another manifest, rename that first, so that it is not loaded. Tell the user of both.
+    with another manifest, rename that first, so that it is not loaded. Print both for the user.
+
+    Raise CheckpointDamaged if the store lacks a file of the checkpoint or has another content, and OSError if the disk
+    or the network fails.
     """
     save = Save.of(held)
     if ReplicaFiles(folder).make_room(save):

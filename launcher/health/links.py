@@ -77,7 +77,7 @@ def find_slow(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks
 
 def second_look(links: Collection[MeasuredLink], found: SlowLinks) -> list[Pair]:
     """Return the pairs to measure again before a node is excluded: each node of `found.unfit`, none of whose links is
-    fast enough, with a node that has a fast link, and all links of `found.slow`.
+    fast enough, with one node that has a fast link and is not unfit, and the pair of each link in `found.slow`.
     """
     good = sorted({node for link in links for node in link.pair if link not in found.slow}.difference(found.unfit))
     witnessed = [_pair(node, good[place % len(good)]) for place, node in enumerate(found.unfit)]

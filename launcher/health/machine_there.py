@@ -225,7 +225,9 @@ def _try_link(folder: Path) -> None:
 
 
 def _try_mode(folder: Path) -> None:
-    """Check that a file can be made private; raise OSError if not."""
+    """Check that a file in `folder` can be made private to the user (mode 600); raise OSError if not. The file stays
+    there, for the caller to remove.
+    """
     path = folder / "private"
     path.touch(mode=0o600)
     path.chmod(0o600)

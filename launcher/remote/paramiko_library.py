@@ -183,7 +183,9 @@ class _Wire:
         return sent
 
     def recv(self, size: int) -> bytes:
-        """Return received bytes, and record the time in `heard_at`."""
+        """Return received bytes, at most `size` (none: the stream has ended), and record the monotonic time in
+        `heard_at`. Raise TimeoutError if nothing arrives within the time-out set by `settimeout`.
+        """
         data = bytes(self._inner.recv(size))
         self.heard_at = time.monotonic()
         return data

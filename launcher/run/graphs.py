@@ -159,8 +159,8 @@ def checkpoint_sources(run: RunDir) -> tuple[RunId, ...]:
 
 
 def missing_of(graph: GraphDir) -> list[GraphStep]:
-    """Return the steps that have no run yet, because their submit is still active or was interrupted; none if all were
-    submitted once, or if the graph's record is unreadable.
+    """Return the steps that have no run yet, because their submit is still active or was interrupted. Return none if
+    every step was submitted once, even if runs were removed since, or if the graph's record is unreadable.
     """
     record = None if graph.complete.exists() else readable(graph.record, GraphRecord)
     return [step for step in record.steps if not (graph.runs / step.run).exists()] if record is not None else []

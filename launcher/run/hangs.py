@@ -111,11 +111,11 @@ TimesOfGroups = Annotated[tuple[GroupTimes, ...], msgspec.Meta(max_length=MOST_G
 
 
 class RankTimes(msgspec.Struct, frozen=True):
-    """A rank's answer about when it entered its newest collectives; `number` is that of the question, and `problem`
-    says why groups are missing.
+    """A rank's answer to its agent's question when it entered the newest collectives of its process groups. `number` is
+    that of the question, which the answer repeats, and `problem` says why groups are missing.
     """
 
-    number: _Number  # number of the question
+    number: _Number  # of the question
     groups: TimesOfGroups = ()  # one entry for each of its process groups, at most the two largest
     problem: _Line = ""
 

@@ -55,7 +55,7 @@ class ShippedRun:
     run_id: RunId | None = None  # the id that it should have here, if it is free
     repeat: int | None = None  # its index, from 0, among several runs of one spec
     first: int = 1  # the number of its first attempt here
-    roles: Mapping[RunId, int] = field(default_factory=dict)  # by side role: the number of its first attempt here
+    roles: Mapping[RunId, int] = field(default_factory=dict)  # by side role: the same, of its attempts
     events: bytes = b""  # events.jsonl of what happened to it elsewhere
     checkpoints: Path | None = None  # a folder with the checkpoints to continue from
     starts_at: float | None = None  # Unix time of the spec's `queue.at`, by that machine's clock

@@ -330,7 +330,10 @@ class SupervisedLease:
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code that the agent has set before it exits, or None if it has set none."""
+        """Return the exit code that the agent has written into its lease (memory shared with the supervisor) before it
+        exits, or None if it has written none. It is for a supervisor that is not the agent's parent, and so cannot wait
+        for it.
+        """
         return self._lease.exit_code
 
     def end(self, agent: int) -> None:

@@ -51,8 +51,8 @@ class StopSignal:
         return None
 
     def to_end(self) -> bool:
-        """Return True once SIGTERM has come. If its sender wrote the reason into the folder of the attempt before, copy
-        it to this attempt's folder first; raise OSError if that fails.
+        """Return True once SIGTERM has come. First, if its sender wrote its reason into the folder of the attempt
+        before, because this attempt had not begun yet, copy that to this attempt's folder; raise OSError if that fails.
         """
         if self._wakeup.stop_asked:
             pass_on_stop(self._before, self._attempt)

@@ -38,7 +38,8 @@ def is_open(run: RunDir, attempt: AttemptDir) -> bool:
 
 
 def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
-    """Write the end, for the reason `why`, of an attempt that was never started and never will be.
+    """Write the end of an attempt that was never started and never will be: failed by a fault of the launcher, with the
+    message `why`.
 
     Raise Fenced if a newer attempt exists, Damaged if the plan cannot be read, and OSError if the end cannot be
     written.

@@ -123,7 +123,10 @@ class ObjectStore:
         return self._known[folder]
 
     def pieces(self, folder: str, name: str) -> Iterator[bytes]:
-        """Yield the bytes of one file of a save."""
+        """Yield the bytes of the file `name` in the save's `folder`, piece by piece.
+
+        Raises StoreFailed if it cannot be read.
+        """
         with self._asking():
             file = self._fs.open(f"{self._root}/{folder}/{name}", "rb")
         with contextlib.closing(file):

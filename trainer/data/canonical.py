@@ -110,7 +110,10 @@ class CanonicalReader:
         self._items = {shard: self._opened(shard, _slots(shard, 0, slot, dataset.shards)) for shard in self._own}
 
     def _opened(self, shard: int, slots: range) -> Iterator[Any]:
-        """Seed the generators and return the iterator of one shard, after skipping its items in `slots`."""
+        """Seed the random generators for one shard of this epoch, and return the iterator of its items.
+
+        As many items as `slots` has, which are over, are skipped by the data set's own `read_shard`.
+        """
         numbers = (self._reading.seed, self._epoch, _SHARD, shard)
         seed_draws(*numbers)
         return iter(self._reading.dataset.read_shard(shard, start=len(slots), seed=seed_of(*numbers)))

@@ -53,9 +53,10 @@ def _reader(dataset: Any, collate: Collate) -> Callable[[list[int]], Any]:
 
 
 class _Rows:
-    """Reads all samples of a batch at once, as rows of tensors; the result is that of `default_collate`.
+    """Reads all samples of a batch of a TensorDataset at once, as rows of its tensors; called with their indices.
 
-    Indices into a subset of a subset and so on are first translated by each one's list of indices, outermost first.
+    The result equals that of `default_collate`. If the data set is a subset, perhaps of another subset, `places` has
+    the indices of each subset, outermost first, and the indices of the batch are translated by each of these in turn.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], places: Sequence[Sequence[int]]) -> None:

@@ -39,9 +39,9 @@ class Steps(Protocol):
     """
 
     def start_fetchers(self, epoch: int, done: int, after: Any) -> Fetchers:
-        """Start the readers at the position `after`; None: at the beginning of the epoch.
+        """Start the processes that read the stream from the position `after` on, and return them for `read`.
 
-        `done` counts the samples of the epoch that are over.
+        With None they begin at the start of the epoch. `done` counts the samples of the epoch that are over.
         """
 
     def read(self, fetchers: Fetchers, epoch: int, after: Any) -> Generator[Step, None, None]:

@@ -60,7 +60,11 @@ class MlflowRun:
         self._last = -1  # the step up to which the run has all
 
     def open(self) -> None:
-        """Connect to the server, and find or create the run; the caller repeats this after an error."""
+        """Connect to the server, and find or create the run.
+
+        It is the run whose id the logger was given, else the one tagged with this training's id. Raises MLflow's
+        errors; the caller may then call this again.
+        """
         self._client = client = self._make_client(tracking_uri=self._uri)
         run = self._find(client)
         self._run_id = run.info.run_id

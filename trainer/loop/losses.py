@@ -36,9 +36,10 @@ class Answer:
     more_values: More = field(default_factory=dict)  # means of the same things as the loss, or pairs of sum and count
 
     def sums(self, samples: int) -> dict[str, tuple[Count, Count]]:
-        """Return a pair of sum and count for each value by name, from a batch of `samples` samples.
+        """Return {name: (sum, count)} of the loss and the other values, from a batch of `samples` samples.
 
-        A value that is a mean is multiplied by the loss's count, or by `samples` if the loss has none.
+        A value that is given as such a pair stays as it is. Any other is a mean: its sum is the mean times its count,
+        which is that of the loss, or `samples` if the loss has none.
         """
         count = samples if self.count is None else self.count
         pairs = {"loss": self.loss if self.count is None else (self.loss, count), **self.more_values}

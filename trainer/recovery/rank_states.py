@@ -124,7 +124,8 @@ class RankStateFile:
     def begin(cls, path: Path, start: str) -> "RankStateFile":
         """Delete the files of an earlier process that begin with `path`, and return a RankStateFile without states.
 
-        `start` names this launch of the ranks. Raises OSError.
+        `start` names this start of the ranks by attempt and generation, and is written with each state, so that states
+        of different starts are not mixed. Raises OSError if a file cannot be deleted.
         """
         file = cls(path, start, {})
         file.remove()

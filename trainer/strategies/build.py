@@ -368,11 +368,11 @@ def _wrap(
     *,
     deferred: bool = False,
 ) -> Wrapped:
-    """Wrap the model for its strategy.
+    """Wrap the model for its strategy, and return it with the contexts in which its passes have to run.
 
     With `deferred` rank 0 does not send its weights, because all ranks are about to load the same ones. `blocks` are
-    the parts to shard separately, and `rows` this rank's rows of a model on the meta device (None: it is not there).
-    `division` is None without tensor parallelism, `pipeline` without stages.
+    the parts to shard separately. `rows` has, if the model is on the meta device, this rank's rows of each parameter by
+    name, else it is None. `division` is None without tensor parallelism, `pipeline` without stages.
     """
     units = chosen(module, settings.units, "units") if settings.units else []
     parts = list(dict.fromkeys([*units, *blocks]))

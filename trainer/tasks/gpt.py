@@ -65,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def service(args: Sequence[str]) -> Service:
-    """Return the service that `launch serve` runs for a model that was trained with these arguments."""
+    """Return the service that `launch serve` runs for a model that was trained with these command-line arguments.
+
+    It has the functions to load a checkpoint and to answer texts with it.
+    """
     return text_service(_shape(parse(args)))
 
 

@@ -76,7 +76,8 @@ def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
 def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
     """Predict on all ranks and return 0 once the file `out` is written, or 75 (to be resumed) if asked to stop.
 
-    `checkpoint` is the text of `--checkpoint`. Raises BadSettings for a precision other than fp32 and bf16.
+    `checkpoint` names a folder of checkpoints, a single one, FOLDER/best, or `newest` for the folder in which a
+    training would save. Raises BadSettings if there is no such folder, and for a precision other than fp32 and bf16.
     """
     settings = prediction.settings
     if settings.precision not in ("fp32", "bf16"):
@@ -182,7 +183,10 @@ class Queue:
                 yield list(shard[begin : begin + self._batch_size])
 
     def close(self) -> None:
-        """Take no more shards, on any rank."""
+        """Let no rank take another shard, because a stop was asked for.
+
+        Shards that ranks have taken are not given back.
+        """
         self.closed = True
         self._store.add(self._counter, len(self._shards))
         if self._leads:  # or the others might wait for one more

@@ -44,7 +44,7 @@ def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
     """Write the page as files into a folder, and return the file to open in a browser.
 
     An earlier export is overwritten. Raise Refused if the folder has anything else in it, and BadInput for no runs or
-    too many.
+    more than 20.
     """
     _refuse_number(runs)
     _check(folder)
@@ -54,7 +54,7 @@ def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
 def export_report(runs: Sequence[api.Run], file: Path) -> Path:
     """Write the page as one file, and return its path; with several runs it opens with their comparison.
 
-    Raise Refused if the file cannot be written, and BadInput for no runs or too many.
+    Raise Refused if the file cannot be written, and BadInput for no runs or more than 20.
     """
     _refuse_number(runs)
     try:

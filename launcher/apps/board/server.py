@@ -354,7 +354,7 @@ def _clusters(question: _Question) -> dict[str, object]:
 
 
 def _metrics(question: _Question) -> Response:
-    """Return the metrics of all runs in the OpenMetrics format."""
+    """Return the metrics of all runs in this user's list in the OpenMetrics format, as of their last reading."""
     text = exposition_now(question.feed.runs.statuses(), time.time())
     return Response(text, media_type="application/openmetrics-text; version=1.0.0; charset=utf-8")
 

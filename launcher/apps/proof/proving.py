@@ -59,7 +59,9 @@ _OVER = "the training was over first"
 
 
 class DisturbedRun:
-    """A run that is disturbed by kills, from the first kill to its end."""
+    """A run in which ranks or whole nodes are killed at planned steps: call `strike` with the kills, then `finish`,
+    which waits for the run's end. A run that ends because a whole node was killed is resumed.
+    """
 
     def __init__(self, run: Run, mode: Mode, tell: Tell, *, saves: bool) -> None:
         """Prepare to disturb a run; `saves` says that the training reports its checkpoints, one of which must then

@@ -230,7 +230,9 @@ class _Measuring:
         return ""
 
     def _points(self, wanted: Sequence[Configuration], scalings: Sequence[str]) -> list[ScaledRun]:
-        """Return the points of all curves: one for each strategy in `wanted` and each of `scalings`, such as weak.
+        """Return the points of all curves, each with the measurements of one configuration. There is a curve for each
+        strategy in `wanted` and each of `scalings`: strong (the batch is fixed), weak (each rank's share of it is) or
+        as it is (the script decides).
 
         A strategy's configuration with the fewest ranks, measured once, is the first point of each of its curves.
         """

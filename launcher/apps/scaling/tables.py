@@ -81,7 +81,9 @@ def _range(found: Spread | None) -> str:
 
 
 def sentences(report: ScalingReport) -> list[str]:
-    """Return the sentence on each point; it begins with strategy and scaling if there are several."""
+    """Return for each point the sentence that says how much faster it is than the point with the fewest ranks, and
+    where time is lost. The sentence begins with strategy and scaling if the report has several of these.
+    """
     several = len({(one.strategy, one.scaling) for one in report.points}) > 1
     return [f"{f'{one.strategy}, {one.scaling}: ' if several else ''}{one.says}" for one in report.points]
 

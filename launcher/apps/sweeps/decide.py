@@ -34,8 +34,8 @@ class TrialRun:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A rung that a trial has reached: its number, how many trials have reached it (`of`), and how many of these are
-    `better`.
+    """The last rung that a trial has reached: its number, how many trials have reached it so far (`of`), and how many
+    of these had a better value there than this trial (`better`).
     """
 
     number: int

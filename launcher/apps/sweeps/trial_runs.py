@@ -132,7 +132,9 @@ class RunsOfTrials:
             self._readier.expect(self._root / run_id)
 
     def look(self, run_ids: Sequence[str]) -> dict[str, TrialRun]:
-        """Return {run id: its state}, leaving out runs that were never started. `rest` then waits for these runs."""
+        """Return {run id: its state}, leaving out runs that were never started. The next calls of `rest` return early
+        once one of these runs ends that is active now.
+        """
         there = [run for run in map(self._run, run_ids) if run is not None]
         attempts = (newest(RunDir(run.path)) for run in there)
         self._ends = [one.end for one in attempts if one is not None and not one.end.exists()]

@@ -60,8 +60,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _resume_graph(graph: Graph, options: argparse.Namespace) -> int:
-    """Resume the runs of a graph's steps, start those that are missing, and return the exit code. Raise BadInput for
-    options that only a single run can have.
+    """Resume the runs of a graph's steps that have failed, or were cancelled because others had, and start those that
+    are missing; print them, follow them with `--follow`, and return the exit code. Raise BadInput for options that only
+    a single run can have, and Refused if no step has to be resumed.
     """
     if options.on is not None or options.overrides or options.without:
         run = graph.runs()[0].id if graph.runs() else "RUN"

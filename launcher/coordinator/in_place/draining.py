@@ -210,11 +210,12 @@ class Drainer:
             self._refuse(move.node, why or "too few nodes would be left")
 
     def _free(self, nodes: Sequence[KnownNode], why: str) -> bool:
-        """Stop the ranks of `nodes`, for the reason `why`, so that other nodes take their places; return True.
+        """Stop the ranks of `nodes`, for the reason `why`, so that other nodes take their places while all other ranks
+        stay in their processes; return True.
 
         If the other ranks cannot stay in their processes, or would have to repeat steps, or one of `nodes` cannot be
-        reached, have all ranks save and exit instead; if too few other nodes remain for that, stop nothing and return
-        False.
+        reached, have all ranks of the run save and exit, to be started anew without `nodes`, and return True as well.
+        If too few other nodes remain for that, stop nothing and return False.
         """
         found, indexes = (
             Verdict(Cause.PREEMPTED, why, node=nodes[0].index, planned=True),

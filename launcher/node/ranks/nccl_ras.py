@@ -38,7 +38,9 @@ def with_nccl(looks: Sequence[RankLook], address: str = ADDRESS, bound_s: float 
 
 
 def _report(host: str, port: int, bound_s: float) -> tuple[str, ...]:
-    """Return the lines of the report that came within `bound_s` seconds, or one line that says why there is none."""
+    """Ask the RAS thread that listens at `host` and `port` for its report, and return the lines that came within
+    `bound_s` seconds, or one line that says why there is none. Long lines and long reports are cut.
+    """
     until, said = time.monotonic() + bound_s, b""
     try:
         with socket.create_connection((host, port), timeout=bound_s) as link:

@@ -92,8 +92,11 @@ def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
 
 
 def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str | None) -> None:
-    """Write the records of the attempt `known`, which the login node has opened as in `news`, in its cluster's job
-    `job` (None if it has none). The handle comes first, because an attempt without one would seem to be unsent.
+    """Write here the handle and the intent of the attempt that `news` tells of: how to ask the cluster about it, and
+    who opened it and why. What `news` lacks comes from the records of `known`, the attempt from which the news begin;
+    `job` is the job's id on the login node's cluster (None: no job).
+
+    The handle is written first, because an attempt without one counts as not yet sent to the login node.
     """
     here = run.attempt(news.number)
     handle = read_record(known.handle, Handle) or Handle(KIND)

@@ -84,8 +84,9 @@ class SlurmCluster(BatchCluster):
         return [_now(node, jobs) for node in nodes if partition is None or partition in node.partitions]
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start, by srun in the run's job, the process that inspects ranks on the node, and return the connection to
-        it.
+        """Start, by srun in the run's job, the process that inspects ranks on the node with the number `node`, and
+        return the connection to it; raise Refused if no machine is recorded for the node. An srun that fails shows when
+        the connection is used.
         """
         from launcher.node.inside.visit import host_here, machine_of  # late: only who looks inside needs it
         from launcher.places.slurm.steps import step_command  # late: see above

@@ -34,8 +34,9 @@ def processes(plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
 
 
 def role_processes(whole: Plan, plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
-    """Return the processes to start for a role other than the main one: an srun for the agent of its node 0, and
-    another for its other agents. `plan` is the role's plan, and `whole` that of the whole run in the job `job`.
+    """Return the processes to start for a role (one program of a run that has several) other than the main one: an srun
+    for the agent of its node 0, and another for its other agents, if there are any. `plan` is the role's plan, and
+    `whole` that of the whole run in the job `job`.
 
     They are two because a step ends only with all its tasks, while the end of the first agent is the end of the
     attempt.

@@ -246,7 +246,9 @@ class Tidied(msgspec.Struct, frozen=True):
 
 
 class IncludeHosts(OfRun, frozen=True, tag="pardon"):
-    """Let the run's next attempts use the named hosts again that it has excluded, or all if none is named. → None"""
+    """Let the run's next attempts use hosts again that it has excluded: those in `hosts`, or all if there are none in
+    it. → None
+    """
 
     hosts: tuple[str, ...]
 

@@ -67,6 +67,8 @@ def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Su
 
 
 def troubles_of(pool: Ssh) -> dict[str, LaunchError]:
-    """Return, by host, why hosts of the pool could not be examined when this process last did so."""
+    """Return, by host name, why this process could not examine hosts of the pool at its last attempt for each. Hosts
+    that it examined, and those it never tried, are left out; nothing is asked now.
+    """
     with _lock:
         return {host.name: _troubles[host] for host in hosts_of(pool) if host in _troubles}

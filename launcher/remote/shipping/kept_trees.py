@@ -124,8 +124,10 @@ def _check_name(path: str) -> None:
 
 
 def _write(root: Path, files: Iterable[CodeFile], read: Read) -> str:
-    """Write all files durably below `root`; return the digest of the tree. `read` returns the next bytes of their
-    contents, at most as many as its argument says.
+    """Write all files durably below `root`; return the digest of the tree that was written, for the caller to compare.
+    `read` returns the next bytes of the files' contents, in their order, at most as many as its argument says.
+
+    Raise OSError if a file cannot be written; files that were written before stay.
     """
     folders = {root}
     hashes: dict[str, str] = {}

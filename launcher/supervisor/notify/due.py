@@ -127,10 +127,11 @@ def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Mess
 
 
 def _ended(key: str, state: RunState, glance: Glance, at: float) -> Message | None:
-    """Return the message, of the time `at`, that the run has ended, by its recorded state or, once its supervisor has
-    exited, by its last attempt's end; None if it has not.
+    """Return the message, of the Unix time `at`, that the run has ended, by its recorded state or, once its supervisor
+    has exited, by its last attempt's end; None if it has not. `glance` has the run's records, `state` its last recorded
+    state, and `key` becomes the message's key.
 
-    An end does not count if a host wrote it that did not lead the attempt, as the other hosts may have continued.
+    If a host wrote the end that did not lead the attempt, return None, as the other hosts may have continued.
     """
     end = glance.end
     if end is not None and end.alone:

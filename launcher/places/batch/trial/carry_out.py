@@ -56,11 +56,12 @@ def all_findings(
     request: DoctorRequest,
     tell: Callable[[str], None],
 ) -> Iterator[Finding]:
-    """Yield the findings about a site (`site` returns how to submit a trial, or None), then those of a trial on nodes
-    if one is requested, then those about shared folders.
+    """Yield the findings about a site (`site` returns how to submit a trial, or None if it cannot), then those of a
+    trial on nodes if one is requested, then those about shared folders.
 
-    If the scheduler does not answer, a finding that says so takes the place of the rest about site and trial. `words`
-    are the names of the batch system for texts; `tell` is called with a line of text before steps that take long.
+    If the scheduler does not answer, a finding that says so takes the place of all further ones about site and trial.
+    `words` are the names of the batch system for texts; `tell` is called with a line of text before steps that take
+    long.
     """
     seen_on: list[str] | None = None
     try:

@@ -183,8 +183,9 @@ class QueueNames:
 
 
 def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | None, words: QueueNames) -> Finding:
-    """Return the finding that the trial got no nodes within `within_s` and was cancelled; `why` is the queue's reason,
-    and `starts_at` its estimate.
+    """Return the finding, a warning, that the trial job with the id `job` got no nodes within `within_s` and was
+    cancelled. `why` is the queue's reason, `starts_at` its estimate of the start as Unix time (None: it gave none), and
+    `words` are the names of its commands and options, for the hint.
     """
     text = f"no node was free within {within_s:g} s; job {job} was cancelled: {why}"
     if starts_at is None:

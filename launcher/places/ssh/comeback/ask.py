@@ -52,8 +52,8 @@ def ask_lost(run: RunDir) -> None:
 
 
 def _unsupervised(run: RunDir) -> list[str]:
-    """Return the hosts that may have no supervisor: those that are excluded from the run's attempts for now, mostly
-    because they did not answer its leader, and the leader's host if the last answer from the hosts says that its
+    """Return the hosts that may have no supervisor: those that the run has excluded from its attempts for some time,
+    mostly because they did not answer its leader, and the leader's host if the last answer from the hosts says that its
     supervisor is gone.
     """
     attempt = newest(run)

@@ -181,8 +181,8 @@ def leader_of(supervisor: SupervisorState) -> int:
 
 
 class TakeOver:
-    """The search for a leader after the present one is lost: the old leader again, another host, or this host
-    itself.
+    """The search for a leader after the present one is lost: the old leader again, another host, or this host itself.
+    Call `open` when the leader is lost, then `look` repeatedly, as long as this host counts as leaderless.
     """
 
     def __init__(self, supervisor: SupervisorState) -> None:

@@ -377,9 +377,10 @@ def _all_begin(supervisor: SupervisorState) -> bool:
     """Ask all hosts, as the leader, whether each has the slots it needs. If so, have all of them begin and return True.
 
     Hosts that do not answer are waited for during `recovery.wait` from this supervisor's start; then the rest begin
-    without them if they are enough. Return False if a host lacks slots or does not answer yet, which is recorded for
-    the user; if a host has voted for a newer attempt, after which a new attempt is opened; or if a host does not
-    promise to keep its slots.
+    without them if they are as many as the run needs at least (`nodes.min`; with several roles, all). Return False if a
+    host lacks slots or does not answer yet, which is recorded as the reason why the run waits; if a host has voted for
+    a newer attempt, upon which this host tries to open a newer one; or if a host does not promise to keep its slots.
+    The caller asks again later.
     """
     there = statuses(supervisor.rpc.ask(Ask()))
     supervisor.check_lead(there)

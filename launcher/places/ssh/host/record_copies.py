@@ -106,8 +106,9 @@ def replicated(run: RunDir, attempt: AttemptDir, roles: Collection[str] = ()) ->
 
 @functools.cache
 def is_within(attempt: AttemptDir, role: str, of_role: AttemptDir) -> bool:
-    """Return whether the attempt `of_role` of the role `role` was opened within the run's attempt `attempt`, as its
-    token shows.
+    """Return whether the attempt `of_role` of the role `role` (a program of the run with attempts of its own) was
+    opened within the run's attempt `attempt`: whether the secret token in its intent derives from that of `attempt`.
+    Return False if one of the intents cannot be read.
     """
     whole, own = readable(attempt.intent, Intent), readable(of_role.intent, Intent)
     return (

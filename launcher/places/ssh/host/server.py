@@ -72,7 +72,9 @@ class _PlanNode(msgspec.Struct, frozen=True):
 
 
 class _PlanHead(msgspec.Struct, frozen=True):
-    """The fields of a plan that the submitter lacks. Only these are decoded, to keep `launch status` fast."""
+    """The fields of a run's plan that this host sends to a machine which asks about a run. No other fields are decoded,
+    to keep `launch status` fast.
+    """
 
     nodes: tuple[_PlanNode, ...]
     overrides: tuple[str, ...]
@@ -167,7 +169,7 @@ def _run(asked: OfRun) -> RunDir:
 
 def _report(run: RunDir, events_from: int) -> object:
     """Return this host's RunReport on the run, with the events from byte `events_from` of the history on, and the ends
-    of logs, attached.
+    of logs, attached. Its state is None if this host has no attempt of the run.
 
     While a supervisor waits to be told whether the newest attempt begins, wait for up to five seconds; raise
     LaunchError if that is not decided by then.

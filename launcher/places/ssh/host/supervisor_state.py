@@ -508,7 +508,9 @@ class SupervisorState:
         return why
 
     def _take_up(self, said: OpenAttempt) -> str:
-        """Accept the attempt that its leader sent; return why it is refused, or "".
+        """Accept the attempt that its leader sent; return why it is refused, or "". It is refused, for instance, if
+        this host has accepted a newer one, has voted in a newer one or for another leader, or lacks some of the
+        leader's history.
 
         A newer attempt is accepted once its plan and intent are written here. The attempt may also be the present one:
         a host that came back into it accepts it only later, once it has received the run's history.
@@ -544,8 +546,8 @@ class SupervisorState:
         return ""
 
     def _has_vote(self) -> bool:
-        """Return whether this host may vote; a host that came back to an attempt votes only from the next
-        attempt on.
+        """Return whether this host may vote: it is a host of the present attempt, and a voter in the newest attempt
+        that it has accepted. A host that came back to an attempt votes only from the next attempt on.
         """
         names = [node.host for node in self.plan.nodes if node.index not in self.plan.away]
         return self.host in names and self.ballot.voter.has_vote

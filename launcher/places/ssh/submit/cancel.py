@@ -115,8 +115,11 @@ def _have_others_informed(run: RunDir, heard: Collection[str], missed: Sequence[
 
 
 def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection[str]) -> set[str]:
-    """Return the hosts that do not answer and that a user has given up. `results` has each host's answer or error;
-    hosts in `gone` that do not answer are given up from now on, and hosts that answered are not given up any more.
+    """Return the hosts that do not answer and that a user has given up, in this call or earlier. `results` has each
+    host's answer or error.
+
+    Before that, record that hosts in `gone` that do not answer are given up, and that hosts that answered are not given
+    up any more.
     """
     silent = {name for name, one in results.items() if isinstance(one, Unreachable)}
     run_hosts.take_back(run, results.keys() - silent)
