@@ -127,7 +127,9 @@ class NotSupported(Refused):
 
 
 class RunFailed(LaunchError):
-    """Raised if a run has ended without a result; `exit_code` is that of the run."""
+    """Raised if a run that called a function has nothing to return: the run failed, or what the function returned or
+    raised is missing, damaged or cannot be rebuilt here. If the run failed, `exit_code` is that of the run.
+    """
 
 
 class NothingToDo(LaunchError):

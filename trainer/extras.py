@@ -19,8 +19,9 @@ _PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 def install_hint(extra: str) -> str:
     """Return the line `hint: COMMAND` for an error about a missing package of `extra` in this interpreter.
 
-    The command names packages, or the copy of launch that is installed: it installs neither another version nor a
-    package that a stranger published under one of launch's names.
+    The command adds the packages of the extra; if launch has to be installed again for that, as a uv tool, it is taken
+    from where the present copy came from. If the packages are not known, the line names the extra and `launch help
+    install` instead.
     """
     prefix = Path(sys.prefix)
     with_pip = importlib.util.find_spec("pip") is not None

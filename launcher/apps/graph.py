@@ -135,8 +135,8 @@ class Graph:
 
     def _resume(self, record: GraphRecord, step: StepStatus, *, anew: bool, code: bool) -> None:
         """Resume the run of `step`, a step of the graph with this record; the run then waits for the runs of the steps
-        that the step needs. With `anew` it may start without a checkpoint; with `code` it gets the project's present
-        code.
+        that the step needs. With `anew` it may start from nothing if it has no checkpoint; with `code` it gets the
+        project's present code.
         """
         waits = ", ".join(one.run for one in record.steps if one.name in step.needs)
         overrides = [f"queue.after=[{waits}]", "queue.hold=null", "queue.at=null"] if waits else []

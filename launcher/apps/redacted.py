@@ -69,10 +69,10 @@ def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
 
 
 def known_secrets(run: RunDir, attempt: int) -> tuple[str, ...]:
-    """Return each secret of a run's attempts up to `attempt` once; at a record that cannot be read the search ends, and
-    no error is raised.
+    """Return each secret of a run's attempts up to `attempt` once, to be left out of a page.
 
-    It is for a page whose reader may read all secrets anyway.
+    The search ends without an error at a record that cannot be read, so that secrets may be missing: only a page whose
+    reader may read all of them anyway should rely on it.
     """
     found = list[str]()
     with contextlib.suppress(LaunchError, OSError):

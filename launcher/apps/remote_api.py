@@ -235,8 +235,9 @@ def _open_runs(request: OpenRuns) -> Outcome:
 
 
 def _keep_piece(request: KeepPiece) -> None:
-    """Write a piece of a file that belongs to a checkpoint; once the file is complete, move it into the checkpoint.
-    Raise BadInput for a piece that begins after the end of what has come.
+    """Write a piece at its offset into a file that belongs to a checkpoint, over what an earlier piece wrote there;
+    with the piece that ends the file, move the file into the checkpoint. Raise BadInput for a piece that begins after
+    the end of what was written, or reaches beyond the file's size.
     """
     folder = _checkpoints(Token(folder_of(request.folder), request.token))
     make_dir(folder)

@@ -80,8 +80,9 @@ def as_it_ran(run: api.Run) -> RepeatedJob:
 
 
 def name_of(wish: Request) -> RunId:
-    """Return a new run id from the name in the request's spec. It can be the id of one run, or the beginning of the ids
-    of several that belong together.
+    """Return an unused run id, made of the name in the request's spec and random characters, such as `resnet-7k3f`.
+
+    The caller uses it as the id of one run, or as the beginning of the ids of several that belong together.
     """
     return new_run_id(wish.spec.name, taken(registry.runs_root(Path(wish.project.path))))
 

@@ -464,7 +464,9 @@ def _line_of(look: RankLook) -> str:
 
 
 def _names(ranks: Sequence[RankLook]) -> str:
-    """Return the ranks as text: `rank 3 on node 2`, `ranks 3, 5 and 6`."""
+    """Return the ranks as text: `rank 3 on node 2`, or `ranks 3, 5 and 6`; of more than four, the first four and how
+    many more there are.
+    """
     if len(ranks) == 1:
         return f"rank {ranks[0].rank} on node {ranks[0].node}"
     numbers = [str(one.rank) for one in ranks]

@@ -176,7 +176,9 @@ class Links:
             self._looked_at[index] = self._agent(index)
 
     def _agent(self, index: int) -> object:
-        """Return the process id of the node's agent, by which a replaced agent is noticed."""
+        """Return the identity of the node's newest agent process, or None if it has none yet; if it differs from an
+        earlier one, the agent was replaced.
+        """
         return self._attempt.nodes[index].process
 
     def _agents(self, pair: Pair) -> object:

@@ -213,8 +213,8 @@ def _recurs(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _identity(error: Event) -> tuple[str | int | None, ...]:
-    """Return a key that is equal for equal user errors: the place, or without a place the exit code and the last
-    line.
+    """Return a key that is equal for equal user errors: the frame of user code that raised the exception or, if it is
+    not known, the exit code and the last line of the rank's log.
     """
     return (error.where,) if error.where is not None else (None, error.code, error.said)
 

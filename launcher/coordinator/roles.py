@@ -20,7 +20,7 @@ class _Part:
     """A role that starts as a whole, or one rank of a role whose ranks restart alone."""
 
     role: str
-    starts_at: float = 0.0  # the earliest time of its next start
+    starts_at: float = 0.0  # the earliest time of its next start, by the caller's clock; 0.0: at once
     is_there: bool = False  # it was started and has not ended
     is_ready: bool = False  # other parts may start that wait for it
     is_done: bool = False  # it is not started again

@@ -98,7 +98,7 @@ class Prober:
         await link.take(Give(size), lambda offered: offered == size, _drop)
 
     async def _send(self, link: ReplicaLink, size: int) -> None:
-        """Send `size` bytes to the peer."""
+        """Send `size` random bytes to the peer, and return when it has confirmed that all have arrived."""
         await link.send(Take(size))
         await link.expect(Go)
         await link.in_thread(partial(self._give, size))

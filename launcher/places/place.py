@@ -95,7 +95,9 @@ class PreparedStart(Protocol):
 
 
 class StartLater:
-    """An attempt for whose start nothing was prepared: the place does everything in its own `start`."""
+    """A PreparedStart without a preparation: `start` calls the place's own `start`, which does everything, and `drop`
+    does nothing.
+    """
 
     def __init__(self, place: "Place", plan: "Plan") -> None:
         self._place, self._plan = place, plan

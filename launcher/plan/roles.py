@@ -204,7 +204,9 @@ def _with_own_gpus(plan: Plan, machine: Machine, mine: Sequence[str]) -> Plan:
 
 
 def _with_gpus_asked(spec: JobSpec) -> JobSpec:
-    """Return the spec with 0 GPUs if it names no number, because no program of several may use all of them."""
+    """Return the spec of a role with 0 GPUs per node if it gives no number. In a run of one program that means all GPUs
+    of each node, but several roles may share a node.
+    """
     return structs.replace(spec, resources=structs.replace(spec.resources, gpus_per_node=_gpus(spec)))
 
 

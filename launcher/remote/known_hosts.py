@@ -64,8 +64,9 @@ class KnownKey:
 
 
 class BadKey(Unreachable):
-    """Raised when the host's key is not the expected one; nothing that proves the user's identity was sent. `key` is
-    the host's, and `file` the known-hosts file in which it was looked up or to which it could be added.
+    """Raised when the key that a host presents is not known, not the expected one, or revoked; nothing that proves the
+    user's identity was sent. `key` is the presented key, and `file` the known-hosts file that contradicts it, or to
+    which it could be added.
     """
 
     def __init__(self, key: HostKey, file: Path, *lines: str) -> None:

@@ -290,7 +290,7 @@ def _open_to_append(path: Path) -> int:
 
 
 def record_in(line: bytes, kind: type[T]) -> T | None:
-    """Return the record in a line, or None if the line is incomplete or does not fit the type `kind`."""
+    """Return the record in a line of JSON, or None if the line is incomplete or does not fit the type `kind`."""
     try:
         return decoder_of(kind).decode(line)
     except NOT_JSON:

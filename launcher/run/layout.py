@@ -122,7 +122,7 @@ class AttemptDir:
         return self.node(index) / "zygote.log"
 
     def health_log(self, index: int, device: str) -> Path:
-        """Return the log of the health check of a device of node `index`."""
+        """Return the log of the health check of a device of node `index`; `device` is `cpu`, or `cuda:0` and so on."""
         return self.node(index) / f"health-{device.replace(':', '-')}.log"
 
     def reserve_log(self, index: int) -> Path:

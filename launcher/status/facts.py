@@ -90,7 +90,7 @@ class RunFacts:
     """
 
     run_dir: Path
-    moment: Moment
+    moment: Moment  # when the facts were read
     state: RunState | None = None  # as the coordinator recorded it last
     head: PlanHead | None = None  # read only if there is no state
     attempt: int = 0  # the newest one; 0: none

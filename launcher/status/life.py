@@ -301,9 +301,10 @@ def _segments(stretches: Iterable[_Stretch]) -> Iterator[Segment]:
 
 
 def _lost_share(one: _Stretch, made_again_from: float) -> float:
-    """Return the share of a training stretch whose steps were repeated later, if all its steps took equally long.
+    """Return the share, 0 to 1, of a training stretch that was spent on steps which were repeated later, if all its
+    steps took equally long.
 
-    `made_again_from` is the first repeated step.
+    `made_again_from` is the lowest number of a step that was repeated after the stretch.
     """
     if one.last < made_again_from:
         return 0.0

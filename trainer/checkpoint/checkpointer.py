@@ -402,7 +402,7 @@ class Checkpointer:
     def _remember(self, step: int, info: Mapping[str, Value] | None) -> None:
         """Write a snapshot of `step` into the node's memory, with `info` for its manifest; all ranks call it.
 
-        Nothing is written if snapshots do not fit, or while the best checkpoint is still being written.
+        Nothing is written if snapshots are disabled or do not fit, or while the best checkpoint is still being written.
         """
         memory = self._memory
         if memory is not None and memory.enabled is not False:

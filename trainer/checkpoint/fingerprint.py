@@ -272,8 +272,8 @@ def _raise_first(problems: Iterable[str]) -> None:
 def _digest_all(manifest: Manifest, read: Read, after_block: Callable[[], None]) -> str:
     """Return the fingerprint, computed by this process alone.
 
-    `read(file, view, at)` fills `view` from offset `at` of the manifest's file with this number. `after_block` is
-    called after each block.
+    `read(file, view, at)` fills `view` with the bytes from offset `at` of file number `file` of the manifest.
+    `after_block` is called after each block.
     """
     digests: dict[int, bytes] = {}
     for number, block in enumerate(blocks(manifest)):
@@ -337,8 +337,7 @@ def _has_values(document: str) -> bool:
 def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
     """Return the optimizers' state that is not tensors, by optimizer and parameter, whichever rank saved it.
 
-    Where that state contains a tensor, the tensor's type, shape and digests take its place. `read(file, view, at)`
-    fills `view` from offset `at` of the manifest's file with this number.
+    `read(file, view, at)` fills `view` with the bytes from offset `at` of file number `file` of the manifest.
     """
     found: dict[str, Any] = {}
     for name, tree in manifest.trees.items():
@@ -389,7 +388,7 @@ class Block:
     def digest(self, read: Read) -> bytes:
         """Return the SHA-256 of the block's bytes.
 
-        `read(file, view, at)` fills `view` from offset `at` of the manifest's file with this number.
+        `read(file, view, at)` fills `view` with the bytes from offset `at` of file number `file` of the manifest.
         """
         whole, scratch = torch.empty(self.lengths, dtype=dtype_of(self.entry.dtype)), Scratch()
         for need in self.needs():

@@ -145,9 +145,10 @@ class Saver:
         self._contents: dict[int, tuple[str, frozenset[str], float]] = {}  # here: nonce, names, when it was saved
 
     def add_verified(self, step: int, *, finite: bool) -> None:
-        """Record that the checkpoint of `step` is undamaged, and whether its weights are finite.
+        """Record that this process wrote or read the checkpoint of `step` whole, and whether its weights are finite.
 
-        Only verified checkpoints count among those to keep; older ones may then be deleted.
+        Only checkpoints that are recorded so, and have finite weights, count towards the number to keep; the next save
+        may then delete older ones.
         """
         (self._finite if finite else self._not_finite).add(step)
 

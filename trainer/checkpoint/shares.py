@@ -141,7 +141,10 @@ def _add_copy(share: Share, other: Share) -> bool:
 
 
 def _next_offsets(dim: int, share: Share) -> tuple[int, ...]:
-    """Return the offsets in the tensor at which the part behind the share, a row of parts, would begin along `dim`."""
+    """Return the offsets in the tensor at which a part would begin that continues the share along dimension `dim`.
+
+    A share is one part, or a row of equal parts one behind the other along `share.dim`; the part would follow its end.
+    """
     many = share.count if share.dim == dim else 1
     begin = share.offsets[dim] + many * share.lengths[dim]
     return (*share.offsets[:dim], begin, *share.offsets[dim + 1 :])

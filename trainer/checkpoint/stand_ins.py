@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 
 def stand_in(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """Return the stand-in, on `device`, for a parameter that this rank does not have."""
+    """Return the stand-in, on `device`, for a parameter that this rank does not have.
+
+    It has the shape, type and `requires_grad` of `parameter`, and is marked, so that `has_values` returns False for it.
+    """
     nothing = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
     found = nn.Parameter(nothing, requires_grad=parameter.requires_grad)
     found.is_stand_in = True  # type: ignore[attr-defined] # a tensor takes any attribute

@@ -196,7 +196,10 @@ class _Stream:
         self._items = iter(self.dataset)
 
     def _seed_for_reading(self) -> None:
-        """Seed Python's, NumPy's and torch's generators for the next step: by `seeds`, the epoch and how far it is."""
+        """Seed Python's, NumPy's and torch's generators for the next step, alike wherever a training was resumed.
+
+        The seed is made of `seeds`, the epoch and `done`, the number of samples or steps of the epoch read so far.
+        """
         seed_draws(*self.seeds, self.epoch or 0, _READING, self.done)
 
 

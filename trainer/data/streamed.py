@@ -70,10 +70,10 @@ class Shared:
         self._reading, self._fetching = reading, fetching
 
     def start_fetchers(self, epoch: int, done: int, after: Place | None) -> Fetchers:
-        """Start this rank's one reader at the position `after`; None: at the beginning of the stream.
+        """Start this rank's one reader, in a worker process or, without workers, in this process.
 
-        It runs in a worker process or, without workers, in this process. `done` counts the samples of the epoch that
-        are over.
+        `read` gets its steps, beginning after the one that had the position `after`; None: at the beginning of the
+        stream. `done` counts the samples of the epoch that earlier steps have used.
         """
         place = Place(epoch, done, after.state, after.ended and done > 0) if after else Place(epoch, done)
         return start_fetchers(

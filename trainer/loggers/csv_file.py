@@ -92,7 +92,10 @@ class CsvLogger(Callback):
             self._write_all(path)
 
     def _add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add values to the row of a step, and write the row."""
+        """Add the numbers in `values` to the row of a step, and write the row; ranks other than 0 write nothing.
+
+        The row is appended to the file. If the step has a row already, or a column is new, the file is written again.
+        """
         row = {_STEP: step, **self._rows.get(step, {}), **dict(numbers_of(values))}
         appends = step not in self._rows and row.keys() <= set(self._columns)
         self._columns += [name for name in row if name not in self._columns]

@@ -24,7 +24,11 @@ def is_of_object(found: object) -> bool:
 
 
 class MetricObjects:
-    """The metric objects that the metrics function returned in one pass over the validation data."""
+    """The metric objects that the metrics function returns for the batches of one pass over the validation data.
+
+    `update` gives a batch to a metric; after the last batch, `values` computes the metrics from the states of all
+    ranks.
+    """
 
     def __init__(self) -> None:
         self._begun: set[str] = set()

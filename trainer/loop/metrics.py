@@ -115,7 +115,11 @@ def _plain(value: Any) -> Any:
 
 
 class TensorBoard(Callback):
-    """A callback that writes scalars for TensorBoard, on rank 0, and hides those of steps that are repeated."""
+    """A callback that writes the numbers of logged steps, validations and tests for TensorBoard, on rank 0.
+
+    A training that continues from a checkpoint repeats the steps after it; TensorBoard then hides the earlier numbers
+    of these steps.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -58,7 +58,8 @@ class Stragglers:
     def take(self, line: Mapping[str, Any], step_s: float) -> str:
         """Return a message if the same rank was slow in the last five lines, this one included, else "".
 
-        Each rank is named only once. `line` has the fields of `in_line`, and `step_s` is the duration of a step.
+        Each rank is named only once. `line` is a line of metrics with the fields that `in_line` returns, among them the
+        slowest rank's own seconds and the median; `step_s` is the duration of a step.
         """
         slow = self._slow_rank(line, step_s)
         self._lines = self._lines + 1 if slow == self._rank else 1

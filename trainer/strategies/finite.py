@@ -97,7 +97,11 @@ def step_where(finite: Tensor, optimizers: Collection[Optimizer]) -> bool | Tens
 
 
 def step_fused(finite: Tensor, optimizer: Optimizer) -> None:
-    """Step a fused optimizer, whose kernel changes nothing if `finite` is false."""
+    """Step a fused optimizer, whose kernel changes nothing if `finite` is false.
+
+    `finite` is a bool tensor on the optimizer's device. It is passed to the kernel as torch's gradient scaler does, so
+    that the GPU is not waited for.
+    """
     flags = {"grad_scale": None, "found_inf": (~finite).float()}
     for name, value in flags.items():
         setattr(optimizer, name, value)

@@ -254,10 +254,10 @@ class Pipeline:
         return picture(self.settings.pp_schedule, self.world.stages, micros, self.cut.lines())
 
     def _run(self, inputs: Tensor, *, learns: bool) -> Any:
-        """Run a batch through the pipeline, after making a schedule if there is none for its shape.
+        """Run a batch through the pipeline, after making a schedule if there is none for its shape; all ranks call it.
 
-        With `learns`, backward passes follow and None is returned. Else the rank with the last stage returns the
-        output, and other ranks return None.
+        The first stage reads `inputs`; the other ranks only need their shape and type. With `learns`, backward passes
+        follow and None is returned. Else the rank with the last stage returns the output, and other ranks return None.
         """
         # Without a way back there is nothing to keep: as few parts as there are stages have all of them at work.
         most = self.world.stages if not learns else self.settings.pp_microbatches

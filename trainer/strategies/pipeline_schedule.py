@@ -87,10 +87,10 @@ class Work:
 def fits(schedule: str, ranks: int, micros: int) -> bool:
     """Return whether the schedule (such as `1f1b`) works with so many ranks and micro-batches.
 
-    `1f1b` needs at least one micro-batch for each rank. `interleaved` needs a number of them that can be
-    divided into `micros // ranks` equal rounds; in a round, a rank passes that many through each of its stages. `gpipe`
-    always works, and callers use its order in place of one that does not: all micro-batches go forward first, and then
-    backward.
+    `1f1b` needs at least one micro-batch for each rank. `interleaved` works in rounds, in which a rank passes some
+    micro-batches through each of its stages in turn: `micros` has to be divisible by the number of rounds, `micros //
+    ranks` but at least 1. `gpipe`, in which all micro-batches go forward first and then backward, always works, and
+    callers use its order if another schedule does not.
     """
     if schedule == "1f1b":
         return micros >= ranks

@@ -173,7 +173,10 @@ class _Threads(DataParallel[nn.Module]):
         self._dtype = dtype
 
     def parallel_apply(self, replicas: Sequence[Any], inputs: Any, kwargs: Any) -> list[Any]:
-        """Call the copies of the model in threads, each with autocast."""
+        """Call each copy of the model with its own inputs, in a thread per copy, and return the outputs in order.
+
+        The calls autocast to the type that this object was made with; None: they do not autocast.
+        """
         calls: list[Any] = [partial(_call, replica, self._dtype) for replica in replicas]
         return super().parallel_apply(calls, inputs, kwargs)
 

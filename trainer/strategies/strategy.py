@@ -262,7 +262,10 @@ class Strategy:
         return (optimizer for optimizer in self.optimizers.values() if has_gradients(optimizer))
 
     def _learned_parameters(self) -> list[nn.Parameter]:
-        """Return the optimizers' parameters in the model's order, which decides how sums round."""
+        """Return the parameters that the optimizers update, in the model's order.
+
+        The order decides how a sum over them is rounded, such as that for the norm of the gradients.
+        """
         owned = {id(one) for optimizer in self.optimizers.values() for one in parameters_in(optimizer)}
         return [one for one in self._parameters if id(one) in owned]
 

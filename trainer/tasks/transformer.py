@@ -74,7 +74,11 @@ class Transformer(nn.Module):
         }
 
     def _draw_weights(self, shape: Shape) -> None:
-        """Set the initial random weights."""
+        """Draw the initial weights from a normal distribution, but leave those of the norms as torch makes them.
+
+        Layers whose outputs are added up from block to block get smaller weights the more blocks there are. With
+        `shape.tied`, the head then uses the embedding's weights.
+        """
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 continue  # norms begin as torch makes them

@@ -106,7 +106,7 @@ class _Slice(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer from the range, and return how many bytes were read."""
+        """Read the next bytes of the range into the buffer, and return how many: 0 at the end of the range."""
         view = memoryview(buffer).cast("B")
         self._file.seek(self._begin + self._at)
         count = self._file.readinto(view[: max(0, self._length - self._at)])

@@ -105,7 +105,8 @@ def _without_repeats(points: Iterable[MeasuredPoint]) -> Iterator[MeasuredPoint]
 
 
 def is_of_a_validation(name: str) -> bool:
-    """Return whether `name` is that of a validation result, such as `val_loss`, for which larger or smaller values are
-    known to be better.
+    """Return whether `name` is that of a validation result that can be better or worse, such as `val_loss`: it begins
+    with `val_`, `eval/` or the like, and has a word such as `loss` or `accuracy`, of which it is known whether small or
+    large values are better.
     """
     return name.startswith(_OF_A_VALIDATION) and better(name) != 0

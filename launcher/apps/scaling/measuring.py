@@ -250,8 +250,8 @@ class _Measuring:
         return measured(self.rows.get(one, []), self.schedule.warm, self.schedule.last)
 
     def _point(self, one: Configuration, scaling: str) -> ScaledRun:
-        """Return what was measured with the configuration `one`, as a point on the curve of a scaling. If nothing could
-        be measured, the point has no rates, and `why` says the reason.
+        """Return what was measured with the configuration `one`, as a point on the curve of `scaling`: strong, weak or
+        as it is (ScaledRun). If nothing could be measured, the point has no rates, and its `why` says the reason.
         """
         strategy = one.strategy or _strategy(self.wish.spec.run)
         runs = tuple(run.id for run in self.runs if _is_of(run, f"{self.id}-{one.name}"))

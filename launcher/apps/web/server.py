@@ -171,7 +171,11 @@ class Door:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol for one connection, with a time limit for each part of a request."""
+    """uvicorn's HTTP protocol for one connection, which is dropped once a part of the exchange takes too long.
+
+    The head of a request, its body, and the client's reading of the response have a time limit each, set in Limits. A
+    request whose head has too many bytes or headers is answered with 400.
+    """
 
     def __init__(
         self, config: uvicorn.Config, server_state: Any, app_state: dict[str, Any], _loop: Any = None, *,

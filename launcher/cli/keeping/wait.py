@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _each(runs: Sequence[api.Run], timeout_s: float) -> Iterator[RunStatus]:
-    """Yield the status of each run once it has ended, in order. If one has not ended `timeout_s` after the first call,
-    raise TimeoutError, which names it.
+    """Wait for each run in turn, and yield its status once it has ended. If one has not ended `timeout_s` seconds after
+    the wait for the first one began, raise TimeoutError, which names it.
     """
     end = time.monotonic() + timeout_s
     for one in runs:

@@ -188,9 +188,10 @@ def _thinned(rows: Rows) -> Rows:
 
 
 def _summaries(measured: dict[str, Rows]) -> list[str]:
-    """Return the lines of a table with a row per run, and the last and the best value of each metric.
+    """Return the lines of a table with a row per run: its newest step, the last value of each metric and, if the
+    metric's name tells whether small or large values are better (as `loss` does), its best value and the step of that.
 
-    `measured` has the rows of each run.
+    `measured` has the rows of each run. Metrics for which the terminal has no room are left out.
     """
     found = {name: {figure.name: figure for figure in figures_of(rows)} for name, rows in measured.items()}
     names = [*dict.fromkeys(name for of_run in found.values() for name in of_run)]

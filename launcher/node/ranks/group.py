@@ -227,7 +227,9 @@ class RankGroup:
             rank.control.send(said, at_step_end=message.at_step_end)
 
     def _prepare(self, local: int) -> _Rank:
-        """Return the rank with local number `local`, not started yet, with its pipes open."""
+        """Return the rank with local number `local`, not started yet, with open pipes: one for its reports and, with
+        `recovery.mode` hot, those for messages to it.
+        """
         number = self.start.first_rank + local
         log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number), self._behind)
         fifo = self._home.attempt.progress(self._home.node.index, local)

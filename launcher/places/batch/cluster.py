@@ -40,10 +40,11 @@ _SEEN_AGAIN_S = 60.0
 
 
 def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
-    """Complete what killed processes left undone, and return the scheduler's answer about each of the (run, attempt)
-    pairs, None for one that is still being submitted.
+    """Do what killed processes left undone: submit attempts that were only recorded, and cancel jobs that nobody needs,
+    such as a second one of an attempt; let waiting jobs use hosts again that were excluded for a while.
 
-    The answers are those of `look`, because the scheduler's list of jobs serves for both.
+    Return the scheduler's answer about each of the (run, attempt) pairs, as `look` does, None for one that is still
+    being submitted; if the scheduler does not answer, return the last recorded answers.
     """
     here = ThisCluster(queue)
     try:

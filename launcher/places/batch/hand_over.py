@@ -125,9 +125,11 @@ def submit_token_on(job: QueuedJob, run: RunDir) -> str:
 
 
 def submit_tokens_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
-    """Yield (submit token, number of its array element or None) for every attempt of the run, the newest first.
+    """Yield, for every attempt of the run, the newest first, the submit token that its job was submitted with and, if
+    the job was an array, the number of the run's element in it, else None.
 
-    An attempt that follows a requeue is in the same job as the one before it, so that several tokens are possible.
+    A job that the scheduler requeued shows the token of an earlier attempt than the newest, so a caller that looks for
+    the run's job has to compare all of them.
     """
     for attempt in reversed(attempts(run)):
         intent = readable(attempt.intent, Intent)

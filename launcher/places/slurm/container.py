@@ -62,7 +62,9 @@ def image_path(text: str) -> str | None:
 
 
 def _with_binds(line: Sequence[str], mounts: Sequence[str]) -> list[str]:
-    """Return the container command with options for the mounts right after its word `exec` or `run`."""
+    """Return the container command `line` with `--bind PATH`, for each path in `mounts`, right after its word `exec` or
+    `run`; the paths are the same inside the container.
+    """
     at = next((index + 1 for index, word in enumerate(line) if word in ("exec", "run")), 1)
     binds = [word for mount in mounts for word in ("--bind", mount)]
     return [*line[:at], *binds, *line[at:]]

@@ -172,11 +172,11 @@ def script_of(
     *,
     expedites: bool = False,
 ) -> str:
-    """Return the batch script for sbatch, with the submit token.
+    """Return the batch script for sbatch, with the submit token, by which the job can be found again.
 
-    `where` is the folder that the batch process gets as its argument, and for its first output; the nodes in `avoid`
-    are excluded; `dependency` is the value of --dependency, or ""; with `expedites` Slurm, after the loss of a node,
-    requeues the job at once, as the first in the queue.
+    `where` is the folder that the batch process gets as its argument, and in which its first output is written; the
+    nodes in `avoid` are excluded; `dependency` is the value of --dependency, or ""; with `expedites` Slurm, after the
+    loss of a node, requeues the job at once, as the first in the queue.
     """
     chosen = options(plan, submit_token, _output(submit_token, str(where)), avoid, dependency, expedites=expedites)
     # Slurm puts an expedited job that exits otherwise back, too, and holds it: one for each run that has failed.

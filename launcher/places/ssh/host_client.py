@@ -114,10 +114,10 @@ class HostClient:
     def ask_with_bytes(
         self, request: Request, kind: type[T], most: int, limit_s: float | None = None
     ) -> tuple[T, bytes]:
-        """Return (the answer of type `kind`, at most `most` bytes that follow it).
+        """Return (the answer of type `kind`, the bytes that follow it).
 
-        Raise the error that the host reports, or Unreachable if no answer comes within `limit_s` (None:
-        `limits.answer_s`).
+        Raise the error that the host reports, Garbled if more than `most` bytes follow, or Unreachable if no answer
+        comes within `limit_s` (None: `limits.answer_s`).
         """
         within_s = limit_s or self.limits.answer_s
         return self._with_right_version(lambda server: server.ask_with_bytes(request, kind, most, timeout_s=within_s))
@@ -161,7 +161,9 @@ class HostClient:
         return LaunchError(f"{self.place.host.name}: does not speak as expected: {what}")
 
     def over(self, line: Line) -> bool:
-        """Return whether the client's server was, or will be, started over the connection `line`."""
+        """Return whether the client's server was, or with the first question will be, started over the SSH connection
+        `line`. If not, `line` has replaced the client's connection, and a new client is needed.
+        """
         return self._line is line
 
     def close(self) -> None:

@@ -210,8 +210,10 @@ class Release(OfRun, frozen=True, tag="release"):
 
 
 class Cancel(OfRun, frozen=True, tag="cancel"):
-    """End all processes of the run on this host, and write the run's end there if this host may; its files stay.
-    → CancelReport
+    """End all processes of the run on this host; its files stay. → CancelReport
+
+    Record also that the run was cancelled, unless its end is recorded already; if the run's hosts share a disk, only
+    the host that leads the attempt does this.
     """
 
 

@@ -70,7 +70,9 @@ def _end_of_work(now: time.struct_time) -> float | None:
 
 
 def _time_of_date(text: str) -> float:
-    """Return the Unix time of a date with or without a time of the day; raise ValueError if there is no such day."""
+    """Return the Unix time of a date, such as `2027-01-31` or `2027-01-31 22:00`, in this machine's time zone; a date
+    alone is its midnight. Raise ValueError if there is no such day.
+    """
     for form in _FORMATS:
         try:
             return time.mktime(time.strptime(text, form))

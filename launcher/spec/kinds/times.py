@@ -84,7 +84,9 @@ def _cure(text: str) -> str:
 
 
 class DurationRange(Leaf, frozen=True):
-    """A range of durations such as `1s..60s`, or one duration for both ends."""
+    """A range of durations such as `1s..60s`, or one duration for both ends; it is read as (shortest, longest) in
+    seconds.
+    """
 
     WORDS = "two durations such as 1s..60s, or one"
     PATTERN = rf"{DURATION}(?:\.\.{DURATION})?"

@@ -58,7 +58,7 @@ class SlotWaiter:
 
     stamp: int
     user: str
-    run: str
+    run: str  # its id
     demand: Demand
     priority: int = 0  # among runs of the same user
 

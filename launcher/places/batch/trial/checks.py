@@ -107,7 +107,7 @@ class Trial:
     job: str  # its id
     hosts: Sequence[str] = ()  # names of its nodes
     first_word_s: float | None = None  # from the submit; None: no node has answered
-    state: TrialJob = TrialJob()
+    state: TrialJob = TrialJob()  # as the queue reports it
     seen: dict[str, SeenNode] = field(default_factory=dict)  # nodes that have answered, by host
     ways: dict[str, list[Way]] = field(default_factory=dict)  # measured links by interface; "": the batch system's
     closed: dict[str, str] = field(default_factory=dict)  # why a node cannot be reached, by host

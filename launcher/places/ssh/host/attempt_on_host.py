@@ -196,10 +196,11 @@ def _plan_of(run: RunDir, number: int) -> Plan:
 
 
 def reseated(plan: Plan, known: dict[str, NodePlan], names: Sequence[str], away: Sequence[str]) -> Plan:
-    """Return the plan moved to the hosts `names`: the first is the leader, and those beyond what the run needs are
-    spares.
+    """Return the plan with its nodes on the hosts `names`: the first is the leader, and those beyond what the run needs
+    are spares.
 
-    Hosts in `away` are lost and may return; `known` has the node, with its address, of each host by name.
+    Hosts in `away` are lost and may return: they get the last node numbers, and the run does not wait for them. `known`
+    has the node, with its address, of each host by name.
     """
     here, gone = ([(name, known[name].address) for name in some] for some in (names, away))
     return with_hosts(plan, here, gone)

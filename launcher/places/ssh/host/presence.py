@@ -88,8 +88,8 @@ def is_here(address: str) -> bool:
 
 
 def began(attempt: AttemptDir) -> bool:
-    """Return whether a supervisor of the attempt that shares this host's disk was told by the submitter to begin: its
-    record, or the file by which it claimed the start, is there.
+    """Return whether the submitter has told a supervisor of the attempt, on this host or on one with the same disk, to
+    begin; the supervisor's record, or the file by which it claimed the start, shows that.
     """
     told = attempt.handle.exists() or attempt.started.exists()
     return told or any(attempt.path.glob("node-*/started"))

@@ -29,7 +29,7 @@ class _Here:
     plan: Plan
     attempt: AttemptDir
     agents: list[AgentProcess]
-    sure_at: float | None = None  # the time at which its remaining processes are killed; None: it has not ended
+    sure_at: float | None = None  # monotonic time at which agents left are killed; None: the attempt has not ended
 
 
 class RolesOnHost:

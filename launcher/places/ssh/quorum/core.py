@@ -105,12 +105,14 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Voter:
-    """A host's vote, and the attempts that it has accepted, as on its disk: the last settled one, then those that are
-    not settled yet.
+    """A host's vote, and the attempts that it has accepted, as on its disk.
+
+    `openings` begins with the newest attempt that the host knows to be settled, which means accepted by enough voters;
+    later ones that it has accepted itself follow.
     """
 
     me: Host  # this host's number
-    voted: tuple[int, Host]  # the newest attempt number that had its vote, and whose it was
+    voted: tuple[int, Host]  # the newest attempt number for which it voted, and the candidate that got the vote
     openings: tuple[Opening, ...]
 
     @property

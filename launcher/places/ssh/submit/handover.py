@@ -104,8 +104,9 @@ class PoolHandover:
         """Hand the attempt, whose folder is `there`, to the hosts of the plan, and return {} once they have it.
 
         If hosts fail before anything has started, return their errors, by host; the supervisors of the others then
-        exit. An error of the first host when it is told to begin is raised, and later ones are ignored, because hosts
-        ask it whether to begin. `ready` has the facts about the hosts that have the launcher.
+        exit. An error of the first host when it is told to begin is raised. Later errors are ignored, because a host
+        that is not told to begin asks the first host about it. `ready` has the facts about the hosts that have the
+        launcher.
         """
         places = {node.host: self._place(ready[node.host], node.address) for node in plan.nodes}
         write_record(there.plan, plan)
