@@ -47,7 +47,7 @@ KINDS_MEAN = (
     "(`python_lock`). With `nobody`, no rank was in a collective. `right` counts verdicts that name this "
     "kind and rank 1; `unknown` counts cases without a definite verdict. The column `crashed` counts "
     "trainings that ended with an error before they could hang: with four ranks, gloo raises an error in a "
-    "rank that receives more bytes than it expects, and launch reports the line."
+    "rank that receives more bytes than it expects, and launch reports the line of the script where it was raised."
 )
 CALM = "Count how often launch reports or ends a healthy training as hanging."
 OTHERS_TOO = "Compare what launch, torchrun and NVRx report about the same hangs."
