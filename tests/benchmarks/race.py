@@ -24,8 +24,8 @@ HOT = "launch, hot"
 RESERVE, HOT_RESERVE = "launch, reserve", "launch, hot, reserve"  # a process for each rank; one for all on a node
 PEERS = (LAUNCH, TORCHRUN, WITH_VARIABLE)
 LEGEND = (
-    f"`{WITH_VARIABLE}` is torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: the ranks' TCP store is in the process "
-    f"of rank 0. In the row `{TORCHRUN}` it is in the process of torchrun."
+    f"`{WITH_VARIABLE}` is torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: rank 0 has the ranks' TCP store. In the "
+    f"row `{TORCHRUN}`, torchrun's agent has it."
 )
 _TAG = "BENCHMARK_RACE"
 _SPEC = """name: race
