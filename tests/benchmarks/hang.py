@@ -55,7 +55,8 @@ START_S, PATIENCE_S = 240.0, 60.0
 HEALTHY = ("validation", "saving", "compile", "uneven", "suspended", "starved")
 HEALTHY_MEAN = """The healthy trainings do things that could look like a hang:
 
-- `validation` and `saving` make no step for 20 s after every 100 steps. `compile` makes none for 30 s at its beginning.
+- The trainings `validation` and `saving` make no step for 20 s after every 100 steps. `compile` makes none in its
+  first 30 s.
 - `uneven` has slow batches: each batch, with a probability of a tenth, is preceded by a pause of random length, two
   seconds on average.
 - `suspended` has every process of the run stopped for a minute every 90 s.

@@ -1,4 +1,4 @@
-"""Compare two versions of launch: the time to the first step, and from kill -9 of a rank to the next step of all.
+"""Compare two versions of launch by two times: to the first step, and from kill -9 of a rank to the next step of all.
 
     uv run python tests/benchmarks/versions.py --other FOLDER [--write]
 
