@@ -283,7 +283,7 @@ def lab_of(place, *, disk_size=""):
 
 ALONE = "Measure how long each phase of a recovery by launch takes, for each kind of fault alone."
 FAULTS_MEAN = (
-    "- `kill-rank`, `kill-agent`, `kill-supervisor` and `kill-zygote` are a SIGKILL to such a process.\n"
+    "- `kill-rank`, `kill-agent`, `kill-supervisor` and `kill-zygote` are a SIGKILL to one process of this kind.\n"
     "- `kill-coordinator` is a SIGKILL to the agent of node 0, which contains the coordinator, the part "
     "that decides about restarts.\n"
     "- `kill-all-warm` kills the rank, the zygote and the standby of a node, so that no process is left "

@@ -289,8 +289,8 @@ def main():
                 races(bench, args, chosen, rows)
     if rows[2:]:
         notes = (
-            "`beside it` is the time of the same without launch, and the last column the difference or the ratio of "
-            "the two. `ssh torchrun` starts torchrun on each host by ssh. `own store` means "
+            "`beside it` is the time of the same task without launch, and the last column the difference or the ratio "
+            "of the two. `ssh torchrun` starts torchrun on each host by ssh. `own store` means "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; `5 of 5` is the number of kills after which all ranks made a "
             "step. The first step was measured with the code on the hosts already. The hosts were network namespaces "
             "of this machine, each with its own sshd and disk (tests/lab). In the row of several submits at once, "
