@@ -350,8 +350,8 @@ def _attempt_news(attempt: AttemptDir, *, settled: bool) -> AttemptNews:
 
 
 def _logs(request: AskLogs) -> LogNews:
-    """Return what was added to a run's logs and metrics beyond what the caller has: `known` in the request is its size
-    of each file.
+    """Return what a run's logs and metrics have beyond the bytes that the caller has already, whose number is in the
+    request's `known` by file. If that is more than one answer holds, the answer says that there is more (`more`).
     """
     one = _run(request.run)
     one.renew()

@@ -106,10 +106,10 @@ class Aftermath:
         return count
 
     def _record_restart(self, text: str, failure: Event | None = None, brief: str = "") -> None:
-        """Record that a new generation follows `failure`, or with None a user's request, which does not count as a
-        restart.
+        """Record, as an event and in the run's status, that a new generation follows `failure` or, with None, a request
+        of the user's such as to move ranks. The number of restarts is not changed here.
 
-        `text` says why the generation follows, and `brief` says it shorter.
+        `text` says why the generation follows, and `brief` says it in a few words, for logs.
         """
         cause, before = (failure.cause, f"{failure.text}; ") if failure is not None else (None, "")
         self._attempt.ledger.record("regroup", text, cause=cause, brief=brief)

@@ -383,7 +383,9 @@ def _waits(ranks: Sequence[RankLook]) -> list[_Wait]:
 
 
 def _first_pending(group: GroupLook) -> Collective | None:
-    """Return the oldest collective of the group that the rank has not completed, or None if it has completed all."""
+    """Return the oldest collective that the rank has entered in this group and not completed, or None if there is none.
+    Sends and receives between two ranks do not count.
+    """
     return next((one for one in group.last if not one.done and not one.p2p), None)
 
 

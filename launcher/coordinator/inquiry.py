@@ -201,8 +201,11 @@ class Inquiry:
                 attempt.ledger.send(index, messages.Look(attempt.current.number, self._number))
 
     def _conclude(self, mono: float) -> None:
-        """Judge the answers and show the verdict in the run's status. Close the generation if ranks were silent for as
-        long as the spec allows, or, where the spec permits to end hangs early, if waiting longer cannot help.
+        """Judge by the looks that have come which ranks hang, keep the report, and show the verdict in the run's
+        status. A live rank whose node sent no look counts as unknown.
+
+        Close the generation if its ranks were silent for as long as the spec allows, or, where the spec permits to end
+        hangs early, if waiting longer cannot help (`_is_certain`).
         """
         attempt, generation = self._attempt, self._attempt.current
         self._asked_at = None

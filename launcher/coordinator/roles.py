@@ -27,8 +27,9 @@ class _Part:
 
 
 class Roles:
-    """The roles of a run: `due` returns the parts to start now; the caller reports to `ready` and `ended` what became
-    of these. All times are by one clock of the caller's.
+    """The roles of a run. `due` returns the names of the parts to start now; the caller starts them, and calls `ready`
+    when one of them is ready, so that parts which wait for it may start, and `ended` when one has ended. All times are
+    by one clock of the caller's.
 
     If no role is the main one, the run ends once all have ended: as failed if one has failed, else as succeeded.
     """

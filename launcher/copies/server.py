@@ -189,7 +189,10 @@ class ReplicaServer:
             await link.send(protocol.Fine())
 
     async def _keep(self, link: ReplicaLink, put: protocol.Put, manifest: bytes) -> None:
-        """Receive the offered file, which belongs to `manifest`, and write it to this node's disk."""
+        """Receive the file that the peer offers with `put`, and write it to this node's disk. Raise CheckpointDamaged
+        if it differs from its entry in `manifest`, the bytes of the checkpoint's manifest here, OSError if this disk
+        fails, and WireError if the peer does.
+        """
         await link.receive(lambda peer: self._files.receive(put.save, manifest, put.name, receive(peer, put.size)))
 
     def _wanted(self, put: protocol.Put) -> bytes | None:

@@ -170,7 +170,7 @@ class NodeAgent:
         self._readiness.report()
 
     def _obey(self, message: messages.ToAgent) -> None:
-        """Carry out a message of the coordinator."""
+        """Carry out a message of the coordinator; what takes time, such as to start ranks, becomes a task."""
         match message:
             case messages.Welcome(lease_s=lease_s, brief=brief):
                 self._line.welcomed(lease_s, brief=brief)

@@ -819,8 +819,8 @@ def cut(value: Any, length: int) -> Any:
 
 
 def fitting(words: dict[str, Any]) -> bytes:
-    """Return the report `words` as a line of JSON of at most REPORT_BYTES, with its texts cut to a length at which it
-    fits.
+    """Return the report `words`, the description of an exception, as a line of JSON of at most REPORT_BYTES; if it
+    would be longer, every text in it is cut to one length at which it fits.
     """
     length = REPORT_BYTES
     while True:
@@ -912,9 +912,9 @@ class FlightReader(importlib.abc.MetaPathFinder):
     """The thread of a rank that answers where the rank is and which collectives it has entered, even while the main
     thread waits. It is an import hook as well, so that it can start with the first process group of torch.
 
-    A question is a line in a FIFO beside the rank's own. It is a number that the asker chooses; the answer, a JSON file
-    beside the FIFO, repeats it. With `times` before the number the line asks only when collectives were entered, and
-    that answer is in a file of its own.
+    A question is a line in a FIFO that the thread creates, beside the one for the rank's reports. It is a number that
+    the asker chooses; the answer, a JSON file beside the FIFO, repeats it. With `times` before the number the line asks
+    only when collectives were entered, and that answer is in a file of its own.
     """
 
     # A module of torch, and the function in it that torch calls once a process group exists.
@@ -1464,9 +1464,10 @@ class Zygote:
         """Fork a standby: a process with all imports done that serves the agent over socket `fd` once this process is
         gone.
 
-        With `gate`, the descriptor of a connection to the supervisor, it outlives the agent too (`stand_by`). The
-        standby is a child of the agent, because a child of this process would die with it; so the fork goes through a
-        process that ends at once. If it fails, `fd` is closed, by which the agent notices.
+        With `gate`, the descriptor of a connection to the supervisor, the standby outlives the agent too, and can
+        become the next one (`stand_by`). It is a child of the agent, because a child of this process would die with
+        this process; so the fork goes through a process that ends at once. If the fork fails, nothing is raised: `fd`
+        is closed, by which the agent notices.
         """
         with contextlib.suppress(NoFork, OSError):  # then that socket ends, and the agent knows
             self._check_fitness()

@@ -77,7 +77,9 @@ class RecordWriter:
         self._entries.put(entry)
 
     def close(self) -> None:
-        """Wait until all queued entries are on disk."""
+        """Wait until all queued entries are on disk, however long the disk refuses them, and end the thread; after a
+        failure that is not the disk's (`failed`), return without them. Nothing may be queued afterwards.
+        """
         self._entries.put(None)
         self._thread.join()
 

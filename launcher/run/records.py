@@ -291,20 +291,18 @@ class GpuLoad(msgspec.Struct, frozen=True):
 
 
 class RankLoad(msgspec.Struct, frozen=True):
-    """The use of a node by one rank, including all processes below it: cores, bytes of memory, bytes per second of
-    disks.
-
-    `gpus` are the indices of the GPUs on which it has memory.
+    """The use of a node by one rank with all processes below it: cores, memory, disks and GPUs, as an average over some
+    seconds.
     """
 
     rank: int
-    cpu: _Cores  # cores
+    cpu: _Cores  # number of cores in use
     memory: _Amount  # bytes resident; memory shared by its processes counts in each
-    processes: _Amount = 1
+    processes: _Amount = 1  # how many they are, the rank's own included
     read: _Amount = 0  # bytes a second, from disks
-    written: _Amount = 0
+    written: _Amount = 0  # bytes a second, to disks
     gpus: Annotated[tuple[_Amount, ...], msgspec.Meta(max_length=1000)] = ()  # indices of GPUs on which it has memory
-    gpu_memory: _Amount = 0
+    gpu_memory: _Amount = 0  # bytes that it has in use on these GPUs together
 
 
 class NodeLoad(msgspec.Struct, frozen=True):

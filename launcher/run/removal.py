@@ -42,8 +42,8 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 def usage_of(run: RunDir, checkpoints: Path) -> Usage:
-    """Return the disk space of a run in bytes; `checkpoints` is the folder of its checkpoints, which may be outside the
-    run.
+    """Return how many bytes of disk space the run's folder, its checkpoints, its logs and its copy of the code take.
+    `checkpoints` is the folder of the checkpoints; if it is outside the run's folder, `total` does not include it.
     """
     return Usage(size_of(run.path), size_of(checkpoints), size_of(run.logs), size_of(run.code))
 
@@ -75,8 +75,8 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_run(run_id: RunId, path: Path) -> None:
-    """Remove a run's folder and id. If several runs were submitted as one job, a batch, remove the folder of the batch
-    with its last run.
+    """Remove the folder and the id of a run that has ended, which the caller has checked. If several runs were
+    submitted as one job, a batch, remove the folder of the batch with its last run.
     """
     remove_tree(path)
     registry.forget(run_id)

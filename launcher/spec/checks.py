@@ -59,7 +59,9 @@ def env_or_secret(job: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
 
 
 def _secret_name(item: Node) -> str | None:
-    """Return the name of a secret, or None if the item is neither a name nor a mapping with one."""
+    """Return the name of the secret that an item of `secrets` stands for: its text, or the first key of a mapping; None
+    if the item is neither.
+    """
     if isinstance(item, Scalar):
         return item.text
     return next(iter(item.entries), None) if isinstance(item, Mapping) else None

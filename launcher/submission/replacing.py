@@ -95,7 +95,8 @@ class Replacement:
         return status
 
     def _replace(self, plan: Plan, state: State) -> None:
-        """Resume the run on other hosts if enough are named and usable; otherwise record why not, for the user.
+        """Resume the run if the pool's command names other hosts, enough of its hosts are usable (as many as the plan
+        needs at least), and no host of the run can continue it; otherwise keep the reason in `_why`, for the user.
 
         `plan` and `state` are those of the newest attempt. Raise LaunchError if the command or the resume fails.
         """

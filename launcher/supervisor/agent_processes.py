@@ -164,8 +164,8 @@ class AgentProcess:
         self.gate = None
 
     def ended(self) -> int | None:
-        """Return None: a child of this process is reaped by the caller. AdoptedAgent, which is no child, returns its
-        wait status here once it has ended.
+        """Return None always, because the caller learns of a child's end by reaping it (waitpid). The subclass
+        AdoptedAgent, whose process is no child of this one, returns the wait status once its process has ended.
         """
         return None
 

@@ -188,7 +188,8 @@ class Waiter:
     ) -> Turn | AttemptEnd:
         """Check every `every_s` seconds whether the run may start, and return Turn.COME once it may.
 
-        Return Turn.STOPPED once a stop is requested, or if `leaves` returns True after a check. If the run cannot
+        Return Turn.STOPPED once a signal to stop has come (`wakeup.stop_asked`), or if `leaves` returns True after a
+        check. If the run cannot
         start, write and return its end. `place` takes the resources that the run needs and returns "", or a text that
         says what is lacking; it is called again later if it raises Unreachable, and any other LaunchError ends the run.
         `at_first` is called once if the run has to wait. Raise Fenced if a newer attempt exists when an end is to be

@@ -198,7 +198,7 @@ class Wire(Generic[In, Out]):
             raise WireError(f"it is gone: {error}") from error
 
     def complain(self, error: Exception) -> None:
-        """Write a line to stderr that this peer broke the protocol, with the error."""
+        """Write a line to stderr that this peer was dropped because of the error; the caller closes the connection."""
         complain(f"dropped {self.peer}: {error}")
 
     def close(self) -> None:

@@ -252,12 +252,12 @@ class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
 
 
 class LinkSeen(msgspec.Struct, frozen=True, tag="link_seen", tag_field="t"):
-    """agent → coordinator: the answer to CheckLink `number`, on the link between node `node` and the peer named there:
-    the slower direction's rate and the round trip, or the problem.
+    """agent → coordinator: the result of measuring a network link, as the answer to the CheckLink of the same number.
+    The link is the one between node `node`, which sends this, and the peer that the CheckLink names.
     """
 
     node: int
-    number: Count
+    number: Count  # of the CheckLink that this answers
     bytes_per_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # of the slower direction
     round_trip_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     problem: Name = ""  # why nothing was measured

@@ -54,7 +54,7 @@ class Report(msgspec.Struct, frozen=True):
     do after all; `called_exit` and `start_failed` come from the rank's starter; `can_continue` is the generation in
     which the rank can survive (0: none), `resizes` and `goes_back` how; `waits` means that it waits to join others;
     `remembered` is a step with a snapshot in memory. `slow_rank` has `slow_s` of own work per step, the median rank
-    `usual_s`. `went_back_to` is the saved step from which training continued, `why` the reason.
+    `usual_s`. `went_back_to` is the saved step from which training continued, `why` the reason for that.
     """
 
     step: int | None = None
@@ -78,7 +78,7 @@ class Report(msgspec.Struct, frozen=True):
     usual_s: float = 0.0
     went_back_to: int | None = None  # the saved step from which training continued in place
     lost_steps: int = 0  # steps after that one, which are done again
-    why: str = ""
+    why: str = ""  # with `went_back_to`: why it had to go back
 
 
 class Progress:

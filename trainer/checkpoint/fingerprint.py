@@ -64,10 +64,11 @@ def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> 
 def fingerprint_together(
     entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], report_every_s: float = _REPORT_EVERY_S
 ) -> str:
-    """Return the digest of `fingerprint` on all ranks, which call this together.
+    """Return on all ranks the SHA-256 of the checkpoint `entry`, the same as `fingerprint`; all ranks call it.
 
-    `still_here`, which tells launch that the rank does not hang, is called on each rank about every `report_every_s`
-    seconds or more often. Raises CheckpointDamaged on all ranks if some rank cannot read its part or finds it damaged.
+    The ranks divide the reading among them. On each, `still_here`, which tells launch that the rank does not hang, is
+    called about every `report_every_s` seconds or more often. Raises CheckpointDamaged on all ranks if some rank cannot
+    read its part or finds it damaged.
     """
     return (_digest_over_disks if save_group.separate_disks else _digest_on_shared_disk)(
         entry, save_group, still_here, report_every_s

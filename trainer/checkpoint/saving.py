@@ -379,9 +379,10 @@ class Saver:
         return Outcome(manifest.step)
 
     def _place(self, draft: Path, manifest: Manifest) -> Outcome:
-        """Give the draft its final name and return the outcome.
+        """Rename the prepared draft to its final name, so that it is a checkpoint on this disk; return the outcome.
 
-        Only the rank that acts for the disk does anything; the others return a success.
+        An error makes the outcome a failure and is not raised. Only one rank for each disk does anything; the others
+        return a success.
         """
         try:
             if self._save_group.acts_for_disk:

@@ -17,9 +17,10 @@ def write_direct(
 ) -> int:
     """Write the view with O_DIRECT, except a last part of less than a page; return how many bytes were written.
 
-    `at` is the offset in the file. Returns 0, having written nothing, for a small or unaligned view, or if the file
-    system has no O_DIRECT; the caller writes the rest. `hashed` gets the written bytes in a second thread, as the CPU
-    is idle while the disk works. `after_piece` is called after each piece.
+    The bytes go to the descriptor's present offset, which the caller passes as `at`. Returns 0, having written nothing,
+    for a small (less than 64 MiB) or unaligned view, or if the file system has no O_DIRECT; the caller writes the rest.
+    `hashed` is called once, in a second thread, with all bytes to be written, as the CPU is idle while the disk works.
+    `after_piece` is called after each piece of at most 32 MiB.
     """
     size = len(view) - len(view) % PAGE_BYTES
     if (

@@ -99,9 +99,9 @@ class TreeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The contents of a checkpoint, as a list that is saved with it.
 
-    `nonce` is the save's random name. `trees` are JSON documents by name. `ranks` are those whose state is in a
-    snapshot of one node (None: all ranks). `apart`: the files are on several disks. `finite`: each weight is a number.
-    `attempt` is that of the run. `saved_unix_s` is for people; order is by step. `info` has values such as the loss.
+    `files` has one file for each rank, and `tensors` and `trees` say by name where in them each tensor and each JSON
+    document is. `nonce` is the save's random name. `info` has values such
+    as the loss.
     """
 
     step: Step
@@ -113,10 +113,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks: tuple[Size, ...] | None = None  # the ranks whose state this is, in a snapshot of one node; None: all ranks
     apart: bool = False  # written on several disks: each has some of the files, and may get copies of the others
     finite: bool = True  # whether each weight is a number: where one is not, it is no checkpoint to go on from
-    attempt: int = 0
+    attempt: int = 0  # the run's attempt that saved it; outside of launch the last one that saved here, or 0
     saved_unix_s: float = 0.0  # for people; order is by step
     info: dict[str, Value] = {}
-    format: int = FORMAT
+    format: int = FORMAT  # the number of this form of the manifest
 
     @property
     def size_bytes(self) -> int:

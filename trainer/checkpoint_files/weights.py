@@ -85,9 +85,10 @@ class Weights:
         self.tied = self._tied()
 
     def data(self, name: str) -> Iterator[bytes]:
-        """Yield the tensor's bytes in order, a few megabytes at a time, converted to its type in `tensors`.
+        """Yield the bytes of the tensor `name` in order, a few megabytes at a time, converted to the type to export.
 
-        Raises CheckpointDamaged or OSError if its files cannot be read.
+        For floating-point values that is the `dtype` given to `__init__`, if any, else the saved type. Raises
+        CheckpointDamaged or OSError if the tensor's files cannot be read.
         """
         entry, wanted = self._entries[name], self.tensors[name].dtype
         for piece in pieces(entry, self._read):

@@ -20,13 +20,14 @@ class Place:
     """The place of one rank in a measurement of collectives.
 
     `group` is the process group of the ranks that take part, `index` this rank's number among these, `ranks` their
-    numbers in the world, and `count` the number of float32 values in all, a multiple of the number of ranks.
+    numbers in the world, and `count` the size of a message: the float32 values of a whole buffer, which operations such
+    as scatter divide into equal parts, one for each rank.
     """
 
     group: dist.ProcessGroup
     index: int  # among the ranks that take part
     ranks: tuple[int, ...]  # by their numbers in the whole world
-    count: int  # numbers in all, of float32; a multiple of how many take part
+    count: int  # float32 values in a whole buffer; a multiple of the number of ranks that take part
     device: torch.device
 
     @property

@@ -30,8 +30,9 @@ class Canonical:
         self._reading, self._fetching = reading, fetching
 
     def start_fetchers(self, epoch: int, done: int, after: int | None) -> Fetchers:
-        """Start this rank's reader, whose first slot is `after`, the saved position.
+        """Start this rank's one reader, in a worker process or in this process, and return it for `read`.
 
+        Its first slot is `after`, the position from a checkpoint: the number of the first slot that was not read yet.
         `done` counts the samples of the epoch that are over. If it is 0, or `after` is None, the reader begins at the
         start of the epoch.
         """

@@ -42,7 +42,7 @@ class CsvLogger(Callback):
             self._write_or_warn(self._write_all)
 
     def on_log(self, training: Training, line: Line) -> None:
-        """Add the logged values to the step's row."""
+        """Add the logged values to the row of this step, and write the row to the file; on rank 0 alone."""
         self._add(training.step, line)
 
     def on_validation(self, training: Training, values: Values) -> None:

@@ -46,10 +46,10 @@ def _is_in(name: str, device: str, parts: list[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """The operations of one sample, and the operations that all devices together can do in a second (None: unknown)."""
+    """The floating-point operations that one sample takes, and how many all devices together can do in a second."""
 
-    per_sample: float
-    peak_per_s: float | None = None
+    per_sample: float  # of its forward and backward pass, without recomputation
+    peak_per_s: float | None = None  # of all devices together; None: unknown
 
     def in_line(self, samples_per_s: float) -> dict[str, float]:
         """Return `flops_per_s`, and `mfu` if the peak is known, for a line of metrics.

@@ -63,7 +63,10 @@ class HostPhases:
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
-        """Return the seconds by phase and by the clock that `take` would return now, and continue counting."""
+        """Return what `take` would return now, and continue counting.
+
+        That is (seconds by phase, seconds passed by the clock) since the last `take`, both without validation.
+        """
         seconds = dict(self._seconds)
         return seconds, self._clock() - self._taken - seconds.pop(VALIDATION, 0.0)
 

@@ -36,7 +36,11 @@ class Progress:
         return self._seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters, and the reason for ending the training: "" if that does not count after a restart."""
+        """Return the counters, and the reason for which a callback has ended the training.
+
+        The reason is "" if none has, or if the training was ended with `stays=False`, so that it may go on after a
+        restart.
+        """
         return {
             "step": self.step,
             "epoch": self.epoch,

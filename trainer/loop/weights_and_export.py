@@ -35,7 +35,10 @@ def begin_with(start: StartFrom | None, loop: Loop) -> None:
 
 
 def begin_average(loop: Loop) -> None:
-    """Start the average of the weights (EMA) from the current ones, unless the loaded checkpoint had one."""
+    """Start the average of the weights (EMA) from the current ones, unless the loaded checkpoint had one.
+
+    Without the option `ema` there is no average, and nothing is done.
+    """
     loaded = loop.checkpointer.loaded
     if loop.average is not None and loop.average.begin(loaded.averages if loaded else ()) and loaded is not None:
         loop.training.say("ema: the checkpoint has no average of the weights, so it starts from them now")

@@ -98,7 +98,10 @@ def _refused(error: Exception) -> Answer:
 
 
 class WorkerPool:
-    """A process that loads a service and its checkpoint, forks workers, and takes commands from the server."""
+    """A process that loads a service and its checkpoint, and forks workers, which then answer batches of inputs.
+
+    It does each when the server sends a command for it over a socket (`run`).
+    """
 
     def __init__(self, server: MessageSocket) -> None:
         self._server = server

@@ -107,9 +107,9 @@ class _Paging(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _wanted(self, values: Any) -> Iterator[tuple[_Page, Tensor]]:
-        """Yield (parameter, argument) for each argument that shares its memory with a registered parameter.
+        """Yield (the _Page of a registered parameter, argument) for each argument that shares this parameter's memory.
 
-        `values` are the arguments of an operation, nested.
+        `values` are the arguments of an operation, as nested lists, tuples and dicts.
         """
         for value in tree_iter(values):
             if isinstance(value, Tensor) and value.device.type == "cpu" and value.layout is torch.strided:

@@ -418,9 +418,10 @@ def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, 
 
 
 def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None:
-    """Replace the parameters in `others` (ids), which only other ranks have, by stand-ins on `device`.
+    """Replace the parameters in `others` (by their `id()`), which only other ranks have, by stand-ins on `device`.
 
-    Tied parameters stay tied.
+    A stand-in has the same shape and type, and no memory for values. A parameter that is in several places of the
+    module (tied) gets the same stand-in in all of them.
     """
     known: dict[int, nn.Parameter] = {}
     for part in module.modules():

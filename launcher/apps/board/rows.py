@@ -144,8 +144,8 @@ def figures_of(measured: MeasuredRun) -> Figures:
 
 
 def last_value(measured: MeasuredRun) -> LastValue | None:
-    """Return the newest value, with its step, of the metric that the row's small curve shows (the loss, if the run has
-    one), or None if no value was read.
+    """Return the newest value, with its step, of the metric that the row's small curve shows: the loss, or the run's
+    first metric if it has no loss. Return None if no value was read.
     """
     name = _main_metric(measured.names)
     found = measured.newest(name)

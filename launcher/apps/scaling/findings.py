@@ -80,13 +80,12 @@ class ScaledRun(msgspec.Struct, frozen=True):
 
 
 class ScalingModel(msgspec.Struct, frozen=True):
-    """A model of a step's time, fitted to measurements: `serial_s` and `divided_s` are Amdahl's law; `latency_s` per
-    hop and `transfer_s` are an all-reduce, along a `tree` or around a ring. `latency_known` is False if one number of
-    ranks cannot separate the last two.
+    """A model of the seconds of a step, fitted to measurements: `serial_s` + `divided_s` / ranks, as in Amdahl's law,
+    and for an all-reduce hops * `latency_s` + 2 (ranks - 1) / ranks * `transfer_s`.
     """
 
     strategy: str
-    scaling: str  # as in ScaledRun
+    scaling: str  # strong: the batch is fixed; weak: each rank's share is fixed; as it is: the script decides
     fitted_to: tuple[int, ...]  # numbers of ranks that were measured
     serial_s: float  # independent of the number of ranks
     divided_s: float  # on one rank; divided by the number of ranks

@@ -41,7 +41,9 @@ class AnswerCache:
         return None
 
     def put(self, key: Key, answer: bytes, now: float) -> None:
-        """Cache an answer at time `now`; drop the least recently used ones beyond the limit."""
+        """Cache an answer at time `now`, and drop the least recently used ones beyond `size`; with a `size` of 0
+        nothing is cached.
+        """
         if self._size:
             self._answers[key] = (now, answer)
             self._answers.move_to_end(key)

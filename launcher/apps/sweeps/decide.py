@@ -220,8 +220,8 @@ def _alike(why: str) -> str:
 
 
 def _commonest(trials: Sequence[TrialView]) -> str:
-    """Return the most frequent reason for which trials failed, with how many failed for it: text such as `3 of 5:
-    REASON`.
+    """Return the most frequent reason for which the `trials`, all of them failed, have failed, and how many have failed
+    for it, as text such as `3 of 5: REASON`. Reasons that differ only in numbers count as one.
     """
     counts = Counter(_alike(one.why) for one in trials)
     reason, count = counts.most_common(1)[0]

@@ -201,8 +201,8 @@ def _report_passed_over(trouble: NotTransferred) -> None:
 
 
 def _set_incomplete_aside(holders: Holders, above: int) -> None:
-    """Set aside (rename, so that they are not loaded) the checkpoints above step `above` and the best one that an
-    interrupted fetch left incomplete, because the run will save them again.
+    """Set aside (rename, so that they are not loaded) the checkpoints on this machine that an interrupted fetch left
+    incomplete, if their step is above `above` or they are a best one, because the run will save them again.
     """
     for held in partial.inventory(holders.home):
         if held.committed and held.missing and (held.kind == "best" or held.step > above):

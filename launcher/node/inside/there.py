@@ -333,7 +333,10 @@ class NodeHost:
         return len(ended)
 
     def _run_command(self, asked: RunCommand) -> None:
-        """Run the requested command, or the user's shell, in the environment and folder of its rank."""
+        """Run the requested command (the user's shell if it is empty) in the environment and folder of the rank that
+        the request names, until it ends. Its input and output are the visitor's, who then gets its exit code; it is
+        ended if the visitor disconnects.
+        """
         rank = rank_here(self._attempt, self._node, asked.rank)
         environment = environment_of(rank, self._run)
         if any(b"\0" in word for word in asked.argv):

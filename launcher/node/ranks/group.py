@@ -327,7 +327,9 @@ class RankGroup:
         return {rank.number: rank.pid for rank in self._ranks if rank.pid and not rank.ended.is_set()}
 
     async def look(self) -> list[RankLook]:
-        """Return what each live rank is doing, such as its stack and pending collectives."""
+        """Return what each live rank is doing, such as its stack and pending collectives. A rank that does not answer
+        in time is described from outside (by /proc, a stack from faulthandler), with the reason in `problem`.
+        """
         looks = await asyncio.to_thread(look_at, self._subjects())
         by_number = {rank.number: rank for rank in self._ranks}
         looks = await asyncio.gather(*(self._with_stack(by_number[look.rank], look) for look in looks))

@@ -67,7 +67,7 @@ def child_text(node: ET.Element, name: str) -> str:
 
 
 def child_texts(node: ET.Element, name: str) -> list[str]:
-    """Return the texts of all elements named `name` below the node, without empty ones."""
+    """Return the texts of all elements named `name` in the node, at any depth, without empty ones."""
     return [one.text for one in node.iter(name) if one.text]
 
 

@@ -75,7 +75,7 @@ class LocalCluster(Place):
             create_record(attempt.released, this_process())
 
     def preview(self, _plan: Plan) -> None:
-        """Return None, because no text is passed to a batch system."""
+        """Return None: there is no job script to preview, because a local run starts without a batch system."""
 
     def warm_up(self, plan: Plan, folder: Path) -> bool:
         """Start a zygote, unless one is running, for the runs that this process submits, such as a sweep's trials, to

@@ -104,8 +104,8 @@ def _each_node(plan: Plan, share: HostShare) -> dict[str, str | bool | None]:
 
 
 def _further(plan: Plan, submit_token: SubmitToken, chosen: Mapping[str, str | bool]) -> list[dict[str, str | bool]]:
-    """Return the sbatch options of each component of a heterogeneous job after the first, whose options are `chosen`;
-    the list is empty for any other job.
+    """Return the sbatch options of each component after the first, whose options are `chosen`. Only a job whose nodes
+    differ in what they need has several components (a heterogeneous job); for any other the list is empty.
     """
     found = []
     for one in components(plan, is_array=submit_token.array is not None)[1:]:

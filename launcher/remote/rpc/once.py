@@ -44,7 +44,8 @@ class Token:
 
     def redeem(self, start: Start) -> Outcome:
         """Start the runs by calling `start` and return the outcome, or return that of an earlier request with this
-        token; a start that was killed half-way is completed first.
+        token. If an earlier one was killed after it had created runs, its outcome has these, and an error if some of
+        its runs are missing; if it had created none, the runs are started now.
 
         `start` gets a function, which it must call with the runs (id, folder) before it creates them, and returns the
         runs. A LaunchError that it raises becomes part of the outcome. Raise Refused on a file system without locks,

@@ -226,7 +226,9 @@ def _mark(root: Mapping, *key: str) -> Mark:
 
 
 def _output(outputs: Values[str, StepOutputs], reference: str) -> str:
-    """Return the output that a reference such as `train.run_dir` names; `outputs` has those of each step by name."""
+    """Return the output that a reference such as `train.run_dir` names, here the path of the folder of step `train`'s
+    run. `outputs` has the outputs of each step by the step's name.
+    """
     step, _, word = reference.partition(".")
     return str(getattr(outputs[step], word))
 

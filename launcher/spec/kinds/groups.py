@@ -23,7 +23,8 @@ _BARE_WORDS = re.compile(r"[\w./=+-][\w./=+ -]{,60}", re.ASCII)  # that need no 
 
 class ListOf(Struct, frozen=True):
     """A list of values of the kind `item`, read as a tuple. With `single`, one item may be written without a list; with
-    `may_be_blank`, nothing written is an empty list; and no two items may have the same `name_of`.
+    `may_be_blank`, nothing written is an empty list; and `name_of`, if given, returns a value's name, which no two
+    items may share.
     """
 
     item: Kind

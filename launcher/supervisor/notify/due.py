@@ -92,8 +92,8 @@ def _of_roles(number: int, glance: Glance, most: int, at: float) -> Iterator[Mes
 
 
 def _started(key: str, life: Sequence[Event], state: RunState) -> Message | None:
-    """Return the message that the run has started, or None if it has not; `life` are the events since the user's submit
-    or resume.
+    """Return the message that the run has started, with the key `key`, or None if it has not; `life` are the events
+    since the user's last submit or resume.
     """
     opened = next((one for one in life if one.kind == "generation_opened"), None)
     return None if opened is None else message.started(key, state, opened)

@@ -174,7 +174,8 @@ class Sender:
         return False
 
     def queue_due(self, *, over: bool = False) -> bool:
-        """Queue the messages that are due, and return whether the run has ended. `over` means that the supervisor has
+        """Queue each message that, by the run's records and the user's settings, should have been sent by now, unless
+        its delivery or failure is recorded; return whether the run has ended. `over` means that the supervisor has
         exited, so that no more records will be written.
         """
         state, end = readable(self._run.state, RunState), readable(self._attempt.end, AttemptEnd)

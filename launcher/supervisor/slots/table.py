@@ -149,7 +149,9 @@ def held_name(kind: str, number: str, user: str, run: str) -> str:
 
 
 def alone_name(user: str, run: str) -> str:
-    """Return the socket name by which this user's run announces that the host which leads it does not answer here."""
+    """Return the socket name by which this user's run, which has slots here but is led by another host, announces that
+    this machine receives nothing from that host any more. Runs that wait for the slots show it to their users.
+    """
     return _signed("launch/alone", user, run)
 
 

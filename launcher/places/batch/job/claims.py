@@ -53,9 +53,9 @@ def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = Non
 def next_attempt(
     queue: BatchSystem, run: RunDir, before: AttemptDir, cause: Cause | None, job: str
 ) -> AttemptDir | None:
-    """Open the next attempt after `before`, which has ended because of `cause`, as one that continues in this job,
-    whose id is `job`; return it. If another process has opened or started one meanwhile, print that there is nothing to
-    do, and return None.
+    """Open the next attempt after `before`, which has ended because of `cause` (None: none is known), as one that
+    continues in this job, whose id is `job`; return it. The caller then runs it. If another process has opened or
+    started one meanwhile, print that there is nothing to do, and return None.
     """
     plan = read_plan(run, before.number)
     try:

@@ -79,8 +79,9 @@ def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float)
 
 
 def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
-    """Return, as exclusions from the time `now` on, the hosts on which a device was found faulty in attempt number
-    `attempt` by the events in `history`; a host counts even if its agent was started again since.
+    """Return an exclusion for each host on which a device was found faulty in attempt number `attempt`, by the events
+    in `history`: it is not to be used until `recovery.avoid_s` after the time `now`. A host counts even if its agent
+    was started again since.
     """
     until = now + plan.spec.recovery.avoid_s
     found = {event.node: event for event in history if event.attempt == attempt and event.kind == NODE_UNFIT}

@@ -114,7 +114,7 @@ class Follower:
         self._agents.signal_first()
 
     def _is_left(self) -> bool:
-        """Return whether this host's agent has no process now; it may be started again."""
+        """Return whether this host's agent has no process now: it has exited, and has not been started again yet."""
         return self._agent.pid is None
 
     def _next_look(self) -> float | None:

@@ -182,8 +182,9 @@ def wait_and_run(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, .
 def carry_on(supervisor: SupervisorState, wakeup: Wakeup, *, again: bool = False) -> int:
     """Run one attempt after the other until the run has ended here; return the exit code.
 
-    `again` says that an earlier supervisor on this host had claimed the first of them and is gone, so that this one may
-    claim it.
+    Each attempt is claimed first, so that no second supervisor runs it on this host; raise Fenced if another has
+    claimed it. `again` says that the claim on the first attempt is of an earlier supervisor which is known to be gone,
+    so that this one takes its place.
     """
     while True:
         supervisor.here.open(again=again)
@@ -252,8 +253,11 @@ def wait_for_turn(supervisor: SupervisorState, wakeup: Wakeup) -> bool:
 
 
 def _wait_for_slots(supervisor: SupervisorState, wakeup: Wakeup, slots: Slots) -> bool:
-    """Take this host's slots, and wait until all hosts of the run have theirs; return False if the run was stopped or
-    has ended. Slots are released meanwhile if an older run waits for them.
+    """Take this host's slots, and wait until all hosts of the run have theirs; then return True. Return False if the
+    run was stopped or has ended.
+
+    If an older run waits for slots that this host has taken meanwhile, they are released and waited for again, since
+    that run may hold slots on another host that this one needs.
     """
     soon_until = time.monotonic() + _SOON_FOR_S  # the usual case: all is free, and hosts differ by moments
     watch, ready = QueueWatch(supervisor), supervisor.ready

@@ -318,8 +318,8 @@ def enough(supervisor: SupervisorState, others: Collection[int], *, leads: bool)
 
 
 def send_end(supervisor: SupervisorState) -> Sequence[int]:
-    """Send how the attempt ended to the other hosts; return the numbers of those that did not accept it. Do nothing if
-    hosts share a disk.
+    """Send how the attempt ended to the other hosts, each of which is tried once; return the numbers of those that did
+    not accept it. If the hosts share a disk, nothing is sent, and the result is empty.
     """
     return (
         RecordReplicator(supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names).close()

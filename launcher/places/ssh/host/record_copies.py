@@ -280,10 +280,11 @@ class RecordReplicator:
         self._thread.start()
 
     def close(self) -> list[int]:
-        """Stop the thread, send what is not sent yet, and return the numbers of the hosts that lack the record of the
-        end.
+        """Stop the thread, send what is not sent yet, and return the numbers of the hosts that have not accepted the
+        record of the attempt's end.
 
-        Each host is tried once more, even one that did not answer lately.
+        Each host is tried once more, even one that did not answer lately. If the attempt has no such record, the
+        numbers of all hosts are returned.
         """
         self._over = True
         self._records_due.set()

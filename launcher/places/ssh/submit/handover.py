@@ -301,7 +301,8 @@ def mend(wanted: Sequence[Asked]) -> dict[str, LaunchError]:
 
 def _mend(run: RunDir, attempt: AttemptDir) -> None:
     """Complete the handover of an attempt whose submitter is gone: record it as handed over if its hosts have begun it,
-    else hand it over again. Do nothing while a host that may have begun it does not answer.
+    else hand it over again. Do nothing if the submitter still works on it, or while a host that may have begun it does
+    not answer. Raise LaunchError if it cannot be handed over now.
     """
     handover = Handover.of(run, attempt)
     if handover.is_in_hand():
