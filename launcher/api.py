@@ -298,7 +298,7 @@ class Run:
         dtype: str | None = None, most_bytes_per_file: int | None = None, overwrite: bool = False,
     ) -> "Exported":  # fmt: skip
         """Write the weights of a checkpoint to a file or folder: the newest, the best one (`best`), or that of a
-        `step`.
+        `step`. Return which checkpoint it was and what was written.
 
         The target is `model.safetensors`, `model.pt` for torch.load, `model.dcp` for torch.distributed.checkpoint, or
         `model`, a folder as Hugging Face reads it. With `model` or `dtype` the weights of that one model, or converted

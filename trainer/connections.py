@@ -120,7 +120,7 @@ class Connections:
     def watching(self) -> Iterator[None]:
         """Record the sockets that are opened in this context.
 
-        Nothing is recorded if launch cannot ask the ranks to connect anew in other groups.
+        Nothing is recorded outside of a run of launch, where nobody asks the ranks to connect anew without a lost one.
         """
         if "LAUNCH_CONTROL" not in os.environ:
             yield

@@ -147,7 +147,7 @@ class FailureFields(TypedDict, total=False):
     signal: int | None  # that ended the rank
     code: int | None  # the rank's exit code
     said: str  # the last line of the rank's log if the rank ended without an exception
-    error_kind: ErrorKind | None
+    error_kind: ErrorKind | None  # how the user's program failed; None: the cause is another than its own error
     in_place: bool  # surviving ranks kept their processes
     same: str  # equal for equal hangs which no restart can cure, else ""
 

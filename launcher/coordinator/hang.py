@@ -158,7 +158,9 @@ def _left_early(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdic
 
 
 def _in_storage(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Return the verdict that storage is slow if every rank outside a collective waits for a disk, else None."""
+    """Return the verdict that storage is slow if some ranks are outside a collective and each of them waits for a disk
+    (the kernel's state D), else None.
+    """
     busy = [one for one in _living(ranks) if not _is_waiting(one, waits)]
     found = [one for one in busy if one.state == "D"]
     if not found or len(found) < len(busy):

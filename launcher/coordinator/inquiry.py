@@ -131,7 +131,9 @@ class Inquiry:
             self._ask(mono)
 
     def _is_any_awaited(self) -> bool:
-        """Return whether a live rank has not answered. Ranks that have ended are removed from those awaited."""
+        """Return whether a rank that was asked what it is doing still runs and has not answered. Ranks that have ended
+        are not waited for any more.
+        """
         while self._awaited:
             number = next(iter(self._awaited))
             if self._attempt.current.ranks[number].live:

@@ -298,8 +298,9 @@ class Watch:
 
     @property
     def _may_be_stopping(self) -> bool:
-        """Return whether ranks failed as they do when the cluster stops the whole job; an agent may be about to report
-        that stop.
+        """Return whether ranks failed as they do when the cluster stops the whole job: by a signal such as SIGTERM, or
+        with an exit code that stands for one, except those that only lost their connection to another rank. An agent
+        may be about to report that stop.
         """
         attempt = self._attempt
         return not (attempt.leaving or attempt.lost) and attempt.current.may_be_stopped
@@ -354,8 +355,8 @@ class Watch:
     # -- time passes
 
     def next_check(self) -> float:
-        """Return the time at which a rank that a signal has stopped is to be inspected, or infinity if no rank is
-        stopped.
+        """Return the time, by the coordinator's monotonic clock, at which a rank that a signal such as SIGSTOP has
+        stopped is to be inspected; infinity if no rank is stopped, or if all are, as then none waits for another.
         """
         return self._inquiry.next_check()
 

@@ -81,8 +81,8 @@ async def manifest(link: ReplicaLink, save: protocol.Save) -> tuple[bytes, Manif
 async def fetch(
     link: ReplicaLink, files: ReplicaFiles, whole: bytes, get: protocol.Get, file: FileEntry, heard: Heard
 ) -> None:
-    """Fetch into `files` the file that `get` asks for, and compare it with its entry `file` in the manifest, whose
-    bytes are `whole`; `heard` is called with the size of each piece.
+    """Fetch into `files` the checkpoint's file that `get` asks for, and compare it with `file`, its entry in the
+    checkpoint's manifest; `whole` is that manifest as bytes. `heard` is called with the size of each piece.
 
     Raise CheckpointDamaged if the peer's file is damaged, and DiskFailed if this node's disk refuses it.
     """

@@ -80,8 +80,8 @@ class Copier:
         self._working: asyncio.Task[None] | None = None
 
     def follow(self, node: int, start: Start) -> None:
-        """Copy, from now on, the files of the ranks in `start`, which run on node `node`, to the next node in the
-        ring.
+        """Begin to copy in the background, in place of the copying for the generation before: from now on the files
+        that the ranks in `start`, those on this node (`node`), write go to the next node in the ring, if there is one.
         """
         before, self._working = self._working, None
         if before is not None:

@@ -77,7 +77,7 @@ class Snapshots(ReplicaFiles):
         commit.remove(self._path / held.folder for held in self.list() if held not in kept)
 
     def drop_unfinished(self, save: Save) -> None:
-        """Delete a snapshot unless it is complete."""
+        """Delete the snapshot `save` from the folder unless all its files are there."""
         if not any(held.digest == save.digest and not held.missing for held in self.list()):
             commit.remove([self._path / folder_name(save.step, save.kind)])
 

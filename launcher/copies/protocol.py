@@ -97,7 +97,11 @@ class Doubt(msgspec.Struct, frozen=True, tag="doubt", tag_field="t"):
 
 
 class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
-    """An offer of a file of `size` bytes to keep, which belongs to a checkpoint that the peer has as well."""
+    """An offer to send a file of `size` bytes, which the peer is to keep as a second copy. It belongs to a checkpoint
+    whose manifest is on the peer's disk as well.
+
+    The peer answers with a Go if it wants the bytes, with InPlace if it has the file, or with a refusal.
+    """
 
     save: Save
     name: Name

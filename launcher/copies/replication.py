@@ -152,10 +152,11 @@ class Replication:
     # -- which one
 
     async def _decided(self, start: Start) -> LoadDecision:
-        """Return the decision which checkpoint is loaded: the first member makes it from the lists of checkpoints of
-        all nodes with a replica server, and the other members ask the first one for it.
+        """Return the decision which checkpoint is loaded: the first member makes it from the lists of checkpoints that
+        the agents of all nodes in `start.replicas` send, and the other members ask the first one for it.
 
-        Raise NotBrought if a member that has to answer does not do so for some seconds (`members_s` of Patience).
+        If no checkpoint is complete without the lists still missing, the first member asks again for some seconds
+        (`members_s` of Patience). Raise NotBrought if a member that has to answer does not do so in that time.
         """
         if start.group_rank != 0:
             return await self._ask_first(start, lambda link: peer.decision(link, start.generation))

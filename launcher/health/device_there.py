@@ -323,14 +323,16 @@ class RemappedRows(NamedTuple):
 
 
 class _Driver:
-    """NVIDIA's management library, which comes with the driver, for one GPU."""
+    """One GPU as NVIDIA's management library, which comes with the driver, shows it: its memory errors."""
 
     def __init__(self, library: Any, gpu: ctypes.c_void_p) -> None:
         self._library, self._gpu = library, gpu
 
     @classmethod
     def of(cls, uuid: object) -> _Driver | None:
-        """Return the driver's handle for the GPU with this UUID, or None if the library or the GPU is not found."""
+        """Return the driver's handle for the GPU with this UUID, as torch's device properties give it, without `GPU-`.
+        Return None if the UUID is None, or if the library or the GPU is not found.
+        """
         try:
             library, gpu = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
             known = (

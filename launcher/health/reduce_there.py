@@ -91,8 +91,8 @@ def _print_line(**what: object) -> None:
 def _read_request() -> dict[str, Any]:
     """Return the next request, decoded from a line of stdin; end this process with exit code 1 at the end of stdin.
 
-    The first request has `address`, `rank` and `world`; the second `address` and `port` of the first rank, `mb` and
-    `limit_s`.
+    The first request has this host's `address`, the `rank` and the number of ranks (`world`); the second has the
+    `address` and `port` of the first rank, the size of the message (`mb`) and a time limit (`limit_s`).
     """
     line = sys.stdin.readline()
     if not line:

@@ -1027,8 +1027,9 @@ MOST_TIMES = 512  # of a group: ranks are asked within a tenth of a second, and 
 
 
 def stacks_now() -> dict[str, Any]:
-    """Return `stack`, the main thread's frames, innermost first, and `threads`, the stacks of all other threads as
-    lines of text.
+    """Return `stack`, the main thread's frames as (file, line, function), innermost first, and `threads`, the stacks of
+    all other threads but the calling one as lines of text. A long `stack` keeps its innermost frames, and of the others
+    the outermost ones of the user's code.
     """
     import threading  # here, as it is loaded by now
 

@@ -139,9 +139,10 @@ def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
 
 
 def kept_at(plan: Plan, run_dir: str, python: str) -> Plan:
-    """Return the plan changed for a machine that stores the run directory at `run_dir`.
+    """Return the plan, with those of its roles, changed for a machine that stores the run directory at `run_dir`.
 
-    Awaited runs are expected beside that directory. `python` runs the ranks, unless the spec names an absolute path.
+    Runs that this one waits for are expected beside that directory. `python`, the path of an interpreter on that
+    machine, runs the ranks, unless the spec names an interpreter by an absolute path.
     """
     named = plan.spec.run.python or ""
     entry = msgspec.structs.replace(plan.entry, python=named if named.startswith("/") else python)

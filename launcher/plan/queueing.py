@@ -24,10 +24,8 @@ def not_taken(queue: QueueOptions, taken: Collection[str], kind: str) -> list[Mi
 
 
 def priority_problems(queue: QueueOptions, called: str) -> list[Misfit]:
-    """Return a problem if the spec raises its priority: the scheduler, `called` so in the message, only lets users
-    lower it.
-
-    Return an empty list otherwise.
+    """Return a problem if the spec asks for a priority above 0, else an empty list. It is for a scheduler that lets
+    users only lower their priority; `called` is its name for the message.
     """
     if queue.priority <= 0:
         return []

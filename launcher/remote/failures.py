@@ -50,7 +50,7 @@ def why(error: BaseException | None) -> str:
 
 class SilentMachines(Generic[T]):
     """The machines that failed to answer in the last 30 seconds, as recorded by `note`. A process that watches runs
-    looks here, so that it asks none of them again in that time.
+    looks here, so that it asks none of them again in that time. T is what identifies a machine, such as its address.
     """
 
     def __init__(self) -> None:

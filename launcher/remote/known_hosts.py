@@ -215,7 +215,9 @@ class _Lines:
 
 
 def _lines(file: Path) -> _Lines:
-    """Return the lines of a known-hosts file, which is read again only if it has changed."""
+    """Return the lines of a known-hosts file, sorted for the search by host; there are none if the file is missing. The
+    file is read again only if it has changed. Raise Unreachable if it cannot be read.
+    """
     try:
         seen = file.stat()
         with _reading:  # once for all hosts

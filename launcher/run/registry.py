@@ -217,7 +217,9 @@ def _called(ref: str, known: dict[RunId, Path]) -> tuple[RunId, Path] | None:
 
 
 def _newest(known: dict[RunId, Path]) -> tuple[RunId, Path]:
-    """Return (id, folder) of the run that was submitted last; raise NoSuchRun if there is none."""
+    """Return (id, folder) of the run that was submitted last, as the runs' records tell; raise NoSuchRun if `known` has
+    no run whose folder exists.
+    """
     ages = {run_id: _submitted_at(path) for run_id, path in known.items() if path.is_dir()}
     if not ages:
         raise NoSuchRun("there is no run yet", "hint: launch submit FILE")

@@ -141,7 +141,9 @@ def checkpoint_folders(run: RunDir) -> list[Path]:
 
 
 def _plan(run: RunDir) -> _Plan:
-    """Return the part of the newest attempt's plan that gives the checkpoint directory."""
+    """Return the part of the newest attempt's plan that gives the checkpoint directory; if no attempt was opened yet,
+    that of the plan of the first.
+    """
     attempt = newest(run)
     return plan_as(run, attempt.number if attempt is not None else 1, _Plan)
 

@@ -138,8 +138,8 @@ def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lamb
 
 
 def _together(wishes: Sequence[Request]) -> list[list[Request]]:
-    """Return the requests in groups that can be one job: neighbours that agree in cluster, project, resources and
-    whatever else (`_demands`) all runs of a job share, as many as the cluster accepts in a job.
+    """Return the requests, in their order, in groups that can be one job: neighbours that agree in cluster, project,
+    resources and whatever else all runs of such a job share (`_demands`), as many as the cluster accepts in a job.
     """
     groups: list[list[Request]] = []
     for wish in wishes:

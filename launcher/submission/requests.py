@@ -369,7 +369,8 @@ def _unset(wish: Request) -> Collection[str]:
 def read_with_defaults(file: Path, overrides: Sequence[str], defaults: Defaults = ()) -> JobSpec:
     """Return the spec in the file with the cluster's defaults and the overrides; raise BadInput with all problems.
 
-    Sections of plug-ins are loaded only if it cannot be read without them.
+    `defaults` are pairs such as ("slurm.partition", "gpu"), for options that neither the file nor an override sets.
+    Sections of plug-ins are loaded only if the spec cannot be read without them.
     """
     if file.suffix == ".py":
         hint = f"hint: `launch run {file}` runs it without one, `launch spec init --from {file}` writes one"

@@ -156,6 +156,8 @@ class Allocation:
     def _write_at_once(self, end: AttemptEnd, failure: Failure | None) -> AttemptEnd:
         """Write how the attempt ended, with the failure that the run's state then shows (None: keep an earlier one),
         and return `end`. Raise Fenced if a newer attempt exists, and OSError if it cannot be written.
+
+        This is used unless the caller gave another function, such as one that first waits for other hosts.
         """
         write_end(self._run, self._attempt, end, self._plan, failure)
         return end

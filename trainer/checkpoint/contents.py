@@ -36,7 +36,7 @@ class Stateful(Protocol):
         """Return the state."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Restore the state that `state_dict` returned."""
+        """Restore the state that `state_dict` returned; the result, if any, is ignored."""
 
 
 @dataclass(frozen=True, slots=True)

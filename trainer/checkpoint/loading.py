@@ -59,7 +59,7 @@ class Targets:
     """
 
     models: dict[str, Tensor] = field(default_factory=dict)  # parameters and buffers
-    optimizers: dict[str, dict[str, dict[str, Tensor]]] = field(default_factory=dict)  # optimizer, parameter, key
+    optimizers: dict[str, dict[str, dict[str, Tensor]]] = field(default_factory=dict)  # by optimizer, parameter, key
     averages: dict[str, Tensor] = field(default_factory=dict)  # of weights (EMA)
     kept: dict[str, Tensor] = field(default_factory=dict)  # in the state of other objects
     by_name: dict[str, Tensor] = field(default_factory=dict)  # all of these

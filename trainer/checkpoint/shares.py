@@ -75,7 +75,10 @@ def decode(data: bytes) -> dict[str, TensorShares]:
 
 
 def merge(several: Iterable[bytes]) -> bytes:
-    """Return one encoded description for several of neighbouring ranks, given in the order of their places."""
+    """Return one encoded description that joins several, each of some ranks, such as those of `encode`.
+
+    The ranks are neighbours, and the descriptions come in the order of the ranks' places in the save group.
+    """
     whole: dict[str, TensorShares] = {}
     for one in several:
         for name, brought in decode(one).items():

@@ -101,9 +101,9 @@ class CanonicalReader:
         return Step(tuple(self._parts(own, start)), len(own), self._slot)
 
     def _open(self, slot: int) -> None:
-        """Open this rank's shards so that the next sample of each is its first at or after `slot`.
+        """Open this rank's shards so that the next sample of each is its first at or after `slot` of the epoch.
 
-        A data set with `set_epoch` is told the epoch before.
+        First `set_epoch` of the data set, if it has this method, is called with the epoch's number.
         """
         dataset = self._reading.dataset
         if callable(getattr(dataset, "set_epoch", None)):

@@ -57,9 +57,9 @@ class Steps(Protocol):
         """
 
     def loaded(self, saved: Any, epoch: int, done: int) -> Any:
-        """Return the position from plain values that the method `saved` returned, or None to begin the epoch again.
+        """Return the position from plain values that the method `saved` returned, to go on with `epoch` there.
 
-        `done` counts the samples of the epoch that are over.
+        `done` counts the samples of the epoch that are over. The result is None if the epoch begins again.
         """
 
 
@@ -93,7 +93,7 @@ class Shared:
         return after and {"state": after.state, "ended": after.ended}
 
     def loaded(self, saved: Any, _epoch: int, _done: int) -> Place | None:
-        """Return the position from plain values that the method `saved` returned, or None for None."""
+        """Return the position from plain values that the method `saved` returned; None, the beginning, stays None."""
         return saved and Place(state=saved["state"], ended=saved["ended"])
 
 
@@ -241,7 +241,8 @@ class Streamed:
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the part of `state`, as `state_dict` returned it, that all ranks share.
 
-        It says how many ranks and readers there were; a start on another number of ranks can use only that.
+        It is for a stream that shards itself, and says how many ranks there were, and readers of each rank. The rest is
+        a rank's own position in the stream, which is of no use to another number of ranks or readers.
         """
         stream = state["stream"]
         return {"stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}

@@ -230,10 +230,11 @@ def _model_input(
     function: Function, data: Any, casting: Callable[[], AbstractContextManager[None]], device: torch.device, *,
     training: bool,
 ) -> Tensor:  # fmt: skip
-    """Return the tensor with which a function calls the model for the batch `data`, the same on all ranks.
+    """Return the tensor with which a function calls the model for the batch `data`, which all ranks have whole.
 
     `casting` returns the context to call the function in, and `training` is the mode of the model that it gets. Raises
-    TrainerError if the function never calls the model, calls it with anything else, or draws random numbers first.
+    TrainerError if the function never calls the model, calls it with anything else, or draws random numbers first,
+    with which ranks could get different tensors.
     """
     before = state_of_generators(device)
     try:

@@ -209,8 +209,8 @@ class Trainer:
     def _check_progress(self, loop: Loop, starts: Sequence[int]) -> None:
         """Raise NotFinite if spikes sent the training back to the same checkpoint more than `skip_limit` times.
 
-        A spike is a step with a far too high loss. `starts` has, for each time that fit() has begun or begun again, the
-        step from which it did; the last is this one.
+        A spike is a step with a far too high loss, after which fit() begins again from a checkpoint. `starts` has the
+        step at which fit() began at first and each time again; its last element is for the present time.
         """
         limit = self.settings.skip_limit
         if loop.spikes is not None and starts.count(starts[-1]) > limit + 1:

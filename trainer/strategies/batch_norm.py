@@ -74,7 +74,10 @@ def _normed(norm: Norm, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _update_running_statistics(norm: Norm, mean: Tensor, variance: Tensor) -> None:
-    """Count a batch of this mean and variance in the layer's running statistics; do nothing if it keeps none."""
+    """Count a batch in the layer's running statistics, as torch's BatchNorm does; do nothing if the layer keeps none.
+
+    `mean` and the unbiased `variance` are those of the samples of all ranks, by channel.
+    """
     if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
         return
     norm.num_batches_tracked.add_(1)

@@ -13,7 +13,7 @@ from trainer.strategies.optimizers import parameters_in
 
 
 class Skips:
-    """Counts skipped steps, in all and in a row; on a GPU the counts stay on the device until `read`.
+    """Counts skipped steps, in all and in a row; on a GPU the device counts, and only reading the counts waits for it.
 
     `learned` says whether the last step was not skipped; on a GPU it is a tensor.
     """

@@ -216,13 +216,13 @@ def choose_cut(
     cuts: Cuts | None,
     measure: Callable[[Sample], Sequence[float]],
 ) -> Cut:
-    """Return the cut that the setting `wanted` asks for: by layers, by time, or at named parts.
+    """Return the cut that `wanted` asks for: `layers`, `time`, or the names of the parts that begin later stages.
 
-    `layers` are the parts that count as layers, and `trained` says for each part whether it has something to train. By
-    time means the cut saved in `cuts`, as times differ between starts, and a cut decides the last bits of norms and
-    which rank draws which numbers for dropout. Without a saved one `measure(sample)` returns each part's seconds, on
-    all ranks, and the new cut is saved. If `cuts` is None or has no sample, the model is cut by layers. Raises
-    BadSettings if the model cannot be cut into so many `stages`.
+    `layers` are the parts that count as layers, and `trained` says for each part whether it has something to train. A
+    cut by time that was saved in `cuts` is used again, because times differ between starts, and a cut decides the last
+    bits of norms and which rank draws which numbers for dropout. Without a saved one `measure(sample)` returns each
+    part's seconds, on all ranks, and the new cut is saved. If `cuts` is None or has no sample, the model is cut by
+    layers. Raises BadSettings if the model cannot be cut into so many `stages`.
     """
     if wanted == BY_LAYERS:
         return Cut(cut_by_layers(parts, layers, stages))

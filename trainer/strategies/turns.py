@@ -115,7 +115,8 @@ class Turns:
 def refuse_own_step(strategy: str) -> None:
     """Raise BadSettings for a strategy that does not go with a training step of the user's own.
 
-    In such a strategy parts of the model cannot be called separately.
+    This is any but STRATEGIES (none, ddp and zero1): with others a rank lacks some of the parameters, so parts of the
+    model cannot be called separately.
     """
     if strategy not in STRATEGIES:
         raise BadSettings(f"step: expected with strategy {', '.join(STRATEGIES)} only, got it with {strategy}")

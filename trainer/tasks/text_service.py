@@ -57,7 +57,10 @@ def text_service(shape: Shape) -> Service:
 
 
 def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return the rows as one tensor, padded at the end, which does not change a causal model's output before."""
+    """Return the rows as one tensor, the shorter ones padded with zeros at the end.
+
+    The model is causal, so this does not change its output at the positions before the padding.
+    """
     longest = max(len(row) for row in rows)
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
 

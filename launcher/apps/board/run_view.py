@@ -300,7 +300,7 @@ def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
 
 
 def _spec(run: RunDir) -> str:
-    """Return the beginning of the run's spec file as text, or "" if it cannot be read."""
+    """Return the run's spec file as text, its first MiB if it is larger, or "" if it cannot be read."""
     with contextlib.suppress(OSError), open_log(run.spec) as fd:
         return os.read(fd, _MOST_SPEC_BYTES).decode("utf-8", "replace") if fd is not None else ""
     return ""

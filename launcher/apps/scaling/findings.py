@@ -17,11 +17,13 @@ DP, MASTER, MP = "dp", "master", "mp"
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """A number that was measured several times: its median (`usual`) and range."""
+    """A number that was measured several times: its median (`usual`) and range. The range may leave out a share of the
+    smallest and largest values, as that of a speed-up leaves out a tenth at each end.
+    """
 
     usual: float  # the median
-    low: float  # the range: the smallest value counted
-    high: float
+    low: float  # the range: the smallest value that is not left out
+    high: float  # and the largest one
 
 
 class StepParts(msgspec.Struct, frozen=True):

@@ -296,7 +296,9 @@ class Engine:
     # -- workers
 
     def free(self, worker: ServingWorker) -> None:
-        """Record that a worker is idle and give it its next batch, or close it if its group was dismissed."""
+        """Record that a worker is idle and give it its next batch, as soon as there is one, or close it if its group
+        was dismissed.
+        """
         if worker.retired:
             worker.close()
         elif not worker.gone.is_set():

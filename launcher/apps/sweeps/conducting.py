@@ -70,7 +70,10 @@ class Round:
     _next: str = ""  # the run that will be started next
 
     def go(self) -> tuple[bool, bool]:
-        """Read the state of all trials once, and act; return (whether anything was done, whether the sweep is over)."""
+        """Read the state of all trials once, and act; return (whether anything was done, whether the sweep is over).
+
+        Unless the sweep is over, the caller calls this again after a pause, which is longer while nothing is done.
+        """
         entries = self._chosen(self.book.entries())
         views = self.runs.look([one.run for one in entries if one.state == OPEN])
         self._report(entries, views)

@@ -73,7 +73,7 @@ class Trials(Protocol):
         """Start to cancel a run. Its newest checkpoint is kept, so that `revive` can resume it."""
 
     def revive(self, run_id: str, overrides: Sequence[str]) -> None:
-        """Resume an ended run from its newest checkpoint, with these overrides."""
+        """Resume an ended run from its newest checkpoint, with these overrides; do nothing if there is no such run."""
 
 
 def run_id_of(sweep: RunId, number: int) -> RunId:

@@ -161,8 +161,11 @@ class Holders:
     def _first_that_gives(
         self, hosts: Iterable[str], wanted: Held, name: str, take: Callable[[str, Iterator[bytes]], T]
     ) -> T:
-        """Ask the hosts one after another for the file, and return the result of `take` (host, bytes) for the first
-        that has it undamaged; raise NotTransferred if none has.
+        """Ask the hosts one after another for the file `name` ("": the manifest) of the checkpoint `wanted`, and return
+        the result of `take` for the first that has it undamaged; raise NotTransferred if none has.
+
+        `take` gets the host and an iterator of the file's bytes; it is called anew for the next host if the bytes turn
+        out to be damaged or end early. A host that could not be reached before is not asked again.
         """
         what = name or "its manifest"
         troubles: dict[str, LaunchError] = {}

@@ -24,7 +24,9 @@ class _Memory(ctypes.Structure):
 
 
 class _Process(ctypes.Structure):
-    """NVML's `nvmlProcessInfo_t`."""
+    """A process that uses a GPU, and how much of the GPU's memory in bytes: NVML's `nvmlProcessInfo_t`. The last two
+    fields tell the part of a divided GPU (MIG).
+    """
 
     _fields_ = (
         ("pid", ctypes.c_uint),

@@ -395,7 +395,9 @@ class RankGroup:
 
     @property
     def is_steady(self) -> bool:
-        """Return whether every rank lives and has made three steps in this generation."""
+        """Return whether every rank lives and has made three steps in this generation, so that starting further
+        processes here does not delay its beginning.
+        """
         return all(rank.progress.steps >= _FIRST_STEPS and not rank.ended.is_set() for rank in self._ranks)
 
     @property

@@ -175,7 +175,7 @@ class BatchCluster(Place):
         self._heard: tuple[list[tuple[RunDir, AttemptDir]], list[ClusterAnswer | None]] = ([], [])
 
     def most_together(self) -> int:
-        """Return how many runs can be submitted as one array."""
+        """Return how many runs can be submitted as one job array, or 1 if arrays are not used."""
         return self.queue.most_in_array
 
     def machine(self, spec: JobSpec) -> Machine:

@@ -95,8 +95,8 @@ class GridEngineSystem(BatchSystem):
         return named
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
-        """Return the whole batch script for qsub, with the submit token; its early output goes to `where`, the folder
-        of the run, and hosts in `avoid` are excluded.
+        """Return the whole batch script for qsub, with the submit token. `where` is the folder of the run, into which
+        the job prints until it has a log; hosts in `avoid` are excluded.
         """
         rule, follows = rule_of(plan.spec.gridengine.pe), jobs_to_follow(plan.awaited)
         return script_of(plan, submit_token, where, avoid, rule, follows)

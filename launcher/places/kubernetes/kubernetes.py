@@ -145,8 +145,8 @@ class KubernetesSystem(BatchSystem):
         return os.environ["JOB_LAUNCH_POD"]
 
     def hosts(self) -> dict[str, str]:
-        """Wait until all pods of this start run, and return the address of each by the pod's name; addresses are new at
-        each start. Raise LaunchError if a pod is missing after `_MEETS_S` seconds.
+        """Wait in the first pod until all pods of this start of the JobSet run, and return the address of each by the
+        pod's name; addresses are new at each start. Raise LaunchError if a pod is missing after ten minutes.
         """
         return meet(Path(os.environ[FOLDER]), int(os.environ["JOB_LAUNCH_PODS"]), _MEETS_S)
 

@@ -168,6 +168,9 @@ def warm_up(plan: Plan, folder: Path) -> bool:
     """Start a zygote that this run and later ones of this process share, unless there is one; it makes the imports that
     `plan` names, and `folder` has the runs' `code/`. Return False while its imports are under way; return True once
     they are done, or if no zygote is used.
+
+    None is used for a run that is a command, names no imports or has a setup of its own, nor once a zygote could not be
+    started or three have been used up.
     """
     entry = plan.entry
     if _lending.hopeless or not entry.preload or plan.setup is not None or entry.kind == "command":

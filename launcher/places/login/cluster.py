@@ -260,8 +260,8 @@ class LoginCluster(Place):
         return files.fetch(run, checkpoint)
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Copy the files that ranks wrote beside their code below `draft`; return one folder for each login node that
-        has any, as a run's attempts may have been on several.
+        """Copy the files that ranks wrote into their folder of code to this machine, to new folders below `draft`.
+        Return the folder of each login node that had any, as a run's attempts may have been on several.
 
         `frozen` is not used, as the login node itself distinguishes outputs from code.
         """

@@ -141,7 +141,11 @@ def _carry_out(handover: Handover, patience: _Patience) -> None:
 
 
 def _settle(handover: Handover, outcome: Outcome) -> None:
-    """Record the runs that the login node has started; raise the error that it reports, if any."""
+    """Record the runs that the login node has started, each in its attempt's folder here. If it has started only some,
+    record the others as failed, never started.
+
+    Raise the error that the login node reports if there is one, or if it has started none.
+    """
     for (_, attempt), made in zip(handover.members, outcome.runs, strict=False):
         write_record(
             attempt.handle, Handle(KIND, submit_token=handover.intent.submit_token, run=made.run, path=made.path)

@@ -159,8 +159,9 @@ def answer_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
 
 def _cluster_answer(news: RunNews, last: ClusterAnswer | None) -> ClusterAnswer:
     """Return the login node's report as the answer of a cluster. If the login node does not know the state, the state's
-    name and time are those of the answer `last` (None for none). A run that has ended counts as running until all its
-    events are here.
+    name and time are those of `last`, the answer before this one (None: there is none, so they are "" and 0).
+
+    A run that has ended counts as running until all its events have been copied here.
     """
     at = time.time()
     match news.state:

@@ -158,10 +158,11 @@ class PbsSystem(BatchSystem):
 
 def options(plan: Plan, submit_token: SubmitToken, where: Path, follows: Sequence[str] = ()) -> list[str]:
     """Return the directives of a batch script that carries the submit token, for one run or an array of runs; `where`
-    is the folder of the run, or of the array, for its output. `follows` are jobs to wait for, however they end.
+    is the folder of the run, or of the array, for its output. `follows` are jobs of other runs to wait for, however
+    they end.
 
-    The job itself checks afterwards how the runs ended. PBS accepts no range of nodes, so the largest number that the
-    run may use is requested.
+    Once it has started, the job itself checks how those runs ended. PBS accepts no range of nodes, so the largest
+    number that the run may use is requested.
     """
     own, queue, resources, at = plan.spec.pbs, plan.spec.queue, plan.spec.resources, plan.starts_at
     chunk = {

@@ -102,8 +102,8 @@ def _accounting_problem(config: site.Config) -> str:
 
 
 def _shape(chosen: Sequence[nodes.Partition], known: Sequence[nodes.Node]) -> Shape:
-    """Return how many nodes of the chosen partitions take jobs, and the fewest GPUs, least memory and shortest time
-    limit that a job may get there. `known` are all nodes of the site.
+    """Return how many nodes of the chosen partitions take jobs, and on what a job can rely in each of them: the fewest
+    GPUs and least memory of such a node, and the partitions' shortest time limit. `known` are all nodes of the site.
     """
     names = {partition.name for partition in chosen}
     able = [node for node in known if node.partition in names and node.takes_jobs]

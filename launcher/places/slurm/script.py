@@ -214,8 +214,8 @@ def render(chosen: Mapping[str, str | bool], command: str, further: Sequence[Map
 def _lines_of(component: Mapping[str, str | bool], chosen: Mapping[str, str | bool]) -> list[str]:
     """Return the #SBATCH lines for `component`, the options of a heterogeneous job's component after the first.
 
-    submitit formats only whole scripts. So it gets the first component's options, `chosen`, where `component` has none,
-    and their lines are left out of the result.
+    submitit formats only whole scripts. So it also gets the options of the first component, `chosen`, that `component`
+    does not set, and their lines are left out of the result.
     """
     found = _directives(render({**chosen, **component}, "true"))
     return [line for name, line in found.items() if name in component]

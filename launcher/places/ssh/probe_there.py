@@ -75,10 +75,11 @@ def _exposed(workdir: str) -> str:
 
 
 def _open_on_the_way(path: str) -> str:
-    """Return the first folder or link on the path, links followed, that another user than root owns, or that others may
-    write and that has no sticky bit; for the last folder, that bit does not excuse.
+    """Return the first folder or link on the path, links followed, that another user could change; "" if there is none
+    before the path ends or stops existing. Return the path itself if it has too many links.
 
-    Return "" if there is none before the path ends or stops existing; return the path itself if it has too many links.
+    These are folders and links whose owner is neither this user nor root, and folders that others, or a group other
+    than the user's private one, may write. The latter are passed over if they have the sticky bit, except the last.
     """
     trusted = {0, os.getuid(), os.stat("/").st_uid}  # in a container the real root may look like nobody
     at, left, links, is_open = "/", os.path.abspath(path).split("/"), 0, False

@@ -38,7 +38,7 @@ class SmtpOptions(Struct, frozen=True):
     port: int = 587
     user: str | None = None
     password: Secret | None = None
-    sender: str | None = None  # `from:`
+    sender: str | None = None  # `from:`; None: `user` if that is an address, else launch@ and this machine's name
     tls: str = "auto"  # auto: TLS on port 465, else STARTTLS if the server offers it or a password requires it
 
 

@@ -77,7 +77,8 @@ class AttemptOnHost:
         whose plan is `plan`.
 
         On the leader the first is the role's coordinator, which sets `records_due` when records are to be copied to
-        other hosts at once. The agents see only the GPUs `gpus`, and all processes inherit the file descriptors `fds`.
+        other hosts at once. The agents see only the GPUs `gpus` of this host (None: all of them), and all processes
+        inherit the file descriptors `fds`.
         """
         nodes = [node.index for node in plan.nodes if node.host == self.host]
         agents = [agent_process(plan, attempt, node, keep=fds, gpus=gpus) for node in nodes]

@@ -138,8 +138,8 @@ class Ballot:
         return self.elected(replica.node) and replica.attempt < self.voted[0]
 
     def keeps_for(self, replica: Replica) -> bool:
-        """Return whether the record is from the leader of the newest attempt that this host has accepted; return False
-        if that leader has been silent for a whole lease.
+        """Return whether this host keeps the record `replica` although it has voted for a newer attempt: the sender
+        leads the newest attempt that this host has accepted, and has not been silent for a whole lease.
         """
         newest = self.voter.newest
         follows = (replica.attempt, replica.node) == (newest.attempt, newest.leader)

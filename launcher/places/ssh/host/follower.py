@@ -119,8 +119,10 @@ class Follower:
 
     def _next_look(self) -> float | None:
         """Return the time of the next check, by time.monotonic, or None if only the agent's exit or a message matters:
-        the agent runs, the leader is not lost, and the run has no roles. The records of a run with roles may be on a
-        shared disk, whose changes nothing reports.
+        the agent runs, the leader is not lost, and the run has no roles.
+
+        The records of a run with roles may be on a shared disk, whose changes nothing reports, so they are read at
+        intervals. Once the agent was asked to exit because the run has ended, the time is that until which it may.
         """
         if self._sure_at is not None:
             return self._sure_at

@@ -144,7 +144,9 @@ def send_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorStat
 
 
 def avoid_silent(supervisor: SupervisorState, gone: Collection[int]) -> None:
-    """Have this run's next attempts avoid the hosts in `gone`, which are silent, for `recovery.avoid` of the spec."""
+    """Have this run's next attempts avoid the hosts in `gone` (their numbers), which are silent, from now on for the
+    time that the spec gives (`recovery.avoid`; 0: not at all). Hosts that are not in the present attempt are left out.
+    """
     recovery, number, now = supervisor.plan.spec.recovery, supervisor.attempt.number, time.time()
     text = f"no answer for {recovery.lease_s:g} s"
     here = {node.host for node in supervisor.plan.nodes if node.index not in supervisor.plan.away}

@@ -104,8 +104,10 @@ def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
 
 
 def decided(run: RunDir) -> AttemptDir | None:
-    """Wait until the run's supervisor on this host was told to begin its newest attempt, or has exited, and return that
-    attempt, or None if the run has none here. Raise LaunchError if neither happens within five seconds.
+    """Wait until it is decided whether the run's supervisor on this host carries out the run's newest attempt: the
+    submitter has told it to begin, or it has exited. Return that attempt in either case; None if the run has none here.
+
+    Raise LaunchError if neither happens within five seconds.
     """
     deadline = time.monotonic() + _DECIDES_S
     while True:

@@ -199,7 +199,7 @@ class Voter:
         return all(opening.carried_by(together, self.me) for opening in self.openings)
 
     def missing(self, others: Collection[Host]) -> frozenset[Host]:
-        """Return the voters that are neither this host nor in `others`."""
+        """Return which voters of the attempts that this host has accepted are neither this host nor in `others`."""
         return frozenset().union(*(opening.voters for opening in self.openings)) - {self.me, *others}
 
     # -- attempts

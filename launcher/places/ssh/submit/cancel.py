@@ -131,10 +131,10 @@ def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection
 def _not_ended(
     run: RunDir, troubles: Mapping[str, LaunchError], let_in: Collection[str], ended: Sequence[str]
 ) -> Unreachable:
-    """Return the error, with `troubles` by host, for hosts on which ranks may be left.
+    """Return the error that a cancelled run's ranks may be left on some hosts, with the reasons in `troubles`, by host.
 
     The message tells hosts in `let_in`, which accepted a connection but did not confirm the end, from hosts that could
-    not be asked. The texts in `ended`, of what was ended, are printed first.
+    not be asked. Before that, what was ended on other hosts (the texts in `ended`) is printed.
     """
     for line in ended:
         news.say(f"ended {line}")

@@ -63,8 +63,8 @@ class PoolHandover:
                 self.carry_out(attempt)
 
     def carry_out(self, attempt: int) -> None:
-        """Hand the attempt to hosts, without those that fail before anything has started; raise NotStarted if too few
-        are left. The caller holds the attempt's lock.
+        """Hand attempt number `attempt` to hosts. If some cannot be reached or prepared before any was told to begin,
+        choose again without them; raise NotStarted if too few are left. The caller holds the attempt's lock.
         """
         self._getting_ready.join()
         there = self._run.attempt(attempt)
@@ -293,8 +293,11 @@ def _not_started(*lines: str, exit_code: Exit = Exit.UNREACHABLE) -> NotStarted:
 
 
 def mend(wanted: Sequence[Asked]) -> dict[str, LaunchError]:
-    """Hand over to their hosts those of the attempts `wanted`, (run, attempt), whose submitter has died, unless the
-    hosts have begun them; return the error of each that cannot be handed over now, by the attempt's folder.
+    """Complete the handover of attempts, pairs (run, attempt), to their hosts where the process that began it has died;
+    return the error of each that cannot be handed over now, by the attempt's folder.
+
+    An attempt that its hosts have begun is only recorded as handed over. Nothing is done for one while a host that may
+    have begun it does not answer.
     """
     return failures(each(wanted, _mend))
 

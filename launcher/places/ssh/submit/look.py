@@ -69,10 +69,11 @@ def _as_answer(word: ClusterAnswer | LaunchError | None) -> ClusterAnswer | None
 
 
 def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterAnswer | None:
-    """Return the state of one run, or None while its submitter is still handing it over.
+    """Return the state of one run, or None while its submitter, the process that sends the attempt to the pool's hosts,
+    is still doing that.
 
-    `why_not` is why an attempt whose submitter is gone could not be handed over now, or None if it could or that was
-    not tried. The answer gives it as the reason why there is no newer state.
+    `why_not` is the reason why the attempt of a submitter that has died could not be sent to its hosts now, or None if
+    it could or that was not tried. The answer gives it as the reason why there is no newer state.
     """
     if is_open(run, attempt):
         handover = Handover.of(run, attempt)
