@@ -243,8 +243,9 @@ class Run:
         """Fetch logs, metrics and a checkpoint (`newest`, `none` or a step) from other machines; return one line of
         text for each fetched item, to be shown to the user.
 
-        With `newest` the best checkpoint is fetched as well. A file that no machine has is fetched from the run's
-        object store. Raise the LaunchError of the machines if they failed and the store gave nothing either.
+        With `newest` the best checkpoint is fetched as well. Checkpoint files that no machine has are then fetched from
+        the run's object store, unless the run is live on this machine. Raise the LaunchError of the machines if they
+        failed and the store gave nothing either, and that of the store only if no other machine has files of the run.
         """
         from launcher.copies import stored  # late: of no use to `status`
 
@@ -640,7 +641,8 @@ def refuse_live(status: "RunStatus") -> None:
 
 
 def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool = True) -> "list[RunStatus]":
-    """Return the status of each run, with one query per kind of cluster.
+    """Return the status of each run, in the same order. All runs on one kind of cluster are queried at once; a run for
+    which a new attempt was opened meanwhile is queried once more.
 
     With `restart_lost`, a run of this machine whose processes have died is restarted if its records allow it; without,
     its end is recorded. A cluster's answer may be `fresh_s` seconds old.

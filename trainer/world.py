@@ -175,8 +175,8 @@ def leave(world: World) -> None:
 def _reset_group_numbers() -> None:
     """Make torch number its groups from 0 again, as new ranks do, since ranks find each other by a group's number.
 
-    Torch counts groups that could not be made too, and begins again only when its first group is destroyed. So a group
-    of this rank alone is made, for the caller to destroy.
+    Torch counts groups that could not be made too, and begins again only when its first group is destroyed. So this
+    makes a first group, of this rank alone, which the caller must destroy by `leave`.
     """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 

@@ -38,7 +38,7 @@ class _EnvSpec(msgspec.Struct, frozen=True):
 
 
 class _EntryArgs(msgspec.Struct, frozen=True):
-    """The arguments of the program in plan.json."""
+    """The part of `entry` in plan.json, which says how the program is started, that can have secrets: its arguments."""
 
     args: tuple[str, ...] = ()
 

@@ -311,7 +311,9 @@ class Generation:
         return sorted(found, key=_culprit_key)
 
     def _count_out(self, rank: Rank) -> None:
-        """Reduce the counts of live and idle ranks for a rank that has ended or is lost."""
+        """Take a rank that is about to be marked as ended or lost out of the counts of live and idle ranks; do nothing
+        if it is marked already.
+        """
         if rank.live:
             self._set_idle(rank, False)
             self._live -= 1

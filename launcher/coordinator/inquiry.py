@@ -142,8 +142,8 @@ class Inquiry:
         return False
 
     def next_check(self) -> float:
-        """Return the time at which a rank that a signal has stopped is to be inspected, or inf if no rank is
-        stopped.
+        """Return the time at which ranks that a signal has stopped are to be inspected: some seconds after the first
+        one was stopped. Return inf if no live rank is stopped, or if all are.
         """
         return self._attempt.current.stopped_at() + _STOPPED_S
 

@@ -437,7 +437,9 @@ def state_due_at(planned: float, now: float, takes_s: float = 0.0) -> float:
 
 
 def keep_written(path: Path, record: Endpoint) -> None:
-    """Write `record` to `path` again if the file is damaged or has other content."""
+    """Write `record`, the coordinator's address, to `path` again if the file is missing or damaged or has other
+    content.
+    """
     if readable(path, Endpoint) != record:
         write_record(path, record)
 

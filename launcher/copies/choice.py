@@ -23,8 +23,8 @@ def decide(
     kept: bool = False,
     anew: bool = False,
 ) -> LoadDecision:
-    """Return the checkpoint that ranks load, the best one by a metric, which nodes only keep, and the reason if no rank
-    may start because none of the run's checkpoints can be loaded.
+    """Return the checkpoint that ranks load, the best one by a metric, of which nodes only keep their files, and the
+    reason if no rank may start because none of the run's checkpoints can be loaded.
 
     `members` are the numbers of the nodes that load it. `all_here` means that no further node can join. With `kept` the
     run once had checkpoints, so that finding none is such a reason too; with `anew` there is never one, because a user

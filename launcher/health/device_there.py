@@ -247,7 +247,7 @@ class _Product:
         return signs[0], signs[1]
 
     def _turned(self, values: Any) -> Any:
-        """Return a matrix whose row i has the values rotated by i places."""
+        """Return a square matrix whose row i is the values rotated left by i places, so that it begins with value i."""
         return self._torch.cat([values, values]).as_strided((self._size, self._size), (1, 1))
 
 

@@ -22,13 +22,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of checking one thing: `about` names the thing.
+    """The result of checking one thing: `about` names the thing, and `text` says what was found.
 
     `hint` says what to do, `rows` are a table (head first), and `unreachable` marks a problem that only means that a
     host did not answer.
     """
 
-    level: Level
+    level: Level  # ok, warning or problem
     about: str
     text: str
     hint: str = ""  # what to do

@@ -58,8 +58,11 @@ class Member:
             self.closed = opened.error and f"cannot listen on {self.address or 'its address'}: {opened.error}"
 
     def call(self, other: "Member", token: str, *, flood: bool) -> Way | None:
-        """Return the measured link to another member, or None if either no longer takes part. Both prove that they have
-        `token`. With `flood` the rate is measured, else the round trip only.
+        """Have this machine connect to another member; return the measured link, or None if either no longer takes
+        part.
+
+        Both prove that they have `token`. The round trip is measured and, with `flood`, the rate of data from this
+        machine to the other. If the connection fails, the result has the error.
         """
         if self.closed or self.lost or other.closed or other.lost:
             return None

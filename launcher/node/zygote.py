@@ -1551,7 +1551,9 @@ class Zygote:
         become_supervisor(words, fds, room)
 
     def _import(self, name: str) -> Optional[str]:
-        """Import a module; return why it cannot be imported, or None if it was."""
+        """Import a module; return why it cannot be imported, as one line, or None if it was. Unless it just does not
+        exist, the traceback is printed as well.
+        """
         threads = len(os.listdir("/proc/self/task"))
         try:
             importlib.import_module(name)

@@ -16,8 +16,9 @@ def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tupl
     """Return the plan with its nodes on these hosts, each (name, address), the leader first.
 
     Hosts beyond the run's number of nodes are spares. An address of "" means that the host finds out its own. `away`
-    are hosts that were lost: they get node numbers, but the run does not wait for them. Each role gets its own share of
-    the hosts, from its `first_host` on. Where hosts elect a leader, the main role has agents on all of them, and the
+    are hosts that were lost: they get node numbers, but the run does not wait for them. Each role of a run with
+    several gets its own share of the hosts: as many as it has nodes, from number `first_host` of its plan on. Where
+    hosts elect a leader, the main role has agents on all of them, of which those beyond its nodes only vote, and the
     side roles' coordinators are on the first host.
     """
     roles = tuple(with_hosts(one, hosts) for one in plan.roles)

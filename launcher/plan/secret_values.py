@@ -41,8 +41,8 @@ def without_secrets(text: str, secrets: Collection[str]) -> str:
 
 
 def unset_secrets(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the spec's secrets that have no value on this machine: neither in `environ` nor in a file,
-    whose path is relative to `project`.
+    """Return the names of the spec's secrets that have no value on this machine. For a secret with a file that is if
+    the file, relative to `project`, cannot be read; for any other, if `environ` has no variable of its name.
     """
     return [one.name for one in spec.secrets if not is_set(one, project, environ)]
 

@@ -170,8 +170,10 @@ def read_plan(run: RunDir, number: int) -> "Plan":
 
 
 def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
-    """Return the plan that attempt `number` follows, decoded as the record type `kind`, which has only some of its
-    fields; raise Damaged if that is impossible.
+    """Return the plan that attempt `number` follows: its own or, if it has none, that of the newest earlier attempt
+    with one, else the run's. Raise Damaged if there is none or it cannot be read.
+
+    It is decoded as the record type `kind`, which has only those of a plan's fields that the caller needs.
     """
     plan = next((plan for file in _plans(run, number) if (plan := read_record(file, kind)) is not None), None)
     if plan is None:

@@ -314,5 +314,7 @@ def _lost_share(one: _Stretch, made_again_from: float) -> float:
 
 
 def _part(one: _Stretch, kind: Doing, since: float, until: float) -> Segment:
-    """Return the part of a stretch from `since` to `until` as a segment of the activity `kind`."""
+    """Return the part of a stretch from `since` to `until`, which the caller keeps inside it, as a segment of the
+    activity `kind`, which may differ from the stretch's.
+    """
     return Segment(kind, since, until, one.attempt, one.generation, one.text)

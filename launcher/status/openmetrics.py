@@ -53,7 +53,9 @@ def exposition(statuses: Sequence[RunStatus], shown: Sequence[RunStatus], lives:
 
 
 def lines_of(family: Family) -> Iterator[str]:
-    """Yield the text lines of a family, or none if none of its values is known."""
+    """Yield the text lines of a metric: its type and help, then a line for each value that is known; no line if none
+    is.
+    """
     known = [(labels, value) for labels, value in family.samples if value is not None]
     if not known:
         return

@@ -165,8 +165,9 @@ def _keeps_order(wish: Request) -> bool:
 
 
 def _demands(wish: Request) -> tuple[object, ...]:
-    """Return, as a key, what requests must have in common to become one job: cluster, project, resources and the like;
-    if a job starts its runs one after another, only cluster, project and `queue.max_parallel`.
+    """Return a key: requests with equal keys can become one job. It has the cluster, the project, and all options that
+    concern the job, such as resources and queue. If the cluster's jobs start their runs one after another, it has only
+    the cluster, the project and `queue.max_parallel`.
     """
     spec = wish.spec
     options = [getattr(spec, kind) for kind in OPTIONS_OF]

@@ -64,8 +64,8 @@ class _Part:
 class RolesOfRun:
     """The roles of a run other than its main one, which this object starts, watches and ends.
 
-    The supervisor calls `update` in each turn before it checks the agents, and `main_ended` once the main role has
-    ended.
+    The supervisor's loop calls `update` each time before it waits for a change in the agents, until the attempt is
+    stopped, and `main_ended` once the main role has ended.
     """
 
     def __init__(
@@ -348,8 +348,8 @@ def is_ready(way: Readiness, run: RunDir, attempt: AttemptDir, plan: Plan, addre
     """Return whether every rank of a role is ready, as the spec defines it in `way`; `run`, `attempt` and `plan` are
     the role's own, and `addresses` has one address for each of its ranks.
 
-    That is once a file exists, once each rank's log has a text, or once a server answers at each of the addresses,
-    which may take half a second for each.
+    If `way` names a file, that is once it exists; if it names a text, once each rank's log has it; else once a server
+    answers at each of the addresses, which may take half a second for each.
     """
     if way.file is not None:
         return Path(plan.run_dir, plan.workdir, way.file).exists()

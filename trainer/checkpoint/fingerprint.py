@@ -328,9 +328,9 @@ def _files_with_values(manifest: Manifest) -> set[int]:
 
 
 def _has_values(document: str) -> bool:
-    """Return whether a tree of the manifest, a JSON document, has optimizer state besides tensors, such as step counts.
+    """Return whether the JSON document `document` of a checkpoint can have optimizer state that is no tensor.
 
-    That is known from its name, `document`.
+    Only the documents of single ranks' optimizers can, and the one with the state that all ranks share.
     """
     return document == SHARED or document.startswith(_SPREAD)
 

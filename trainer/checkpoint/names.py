@@ -94,7 +94,7 @@ class ModelNames:
         }
 
     def extra_state(self) -> dict[str, dict[str, Any]]:
-        """Return the result of each module's own get_extra_state(), by model and module."""
+        """Return {model: {module: state}}, with the result of get_extra_state() for each module that defines it."""
         found: dict[str, dict[str, Any]] = {}
         for key, model in self.models.items():
             for name, module in model.named_modules():

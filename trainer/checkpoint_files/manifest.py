@@ -250,9 +250,10 @@ def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
 
 
 def _split_by_cuts(group: list[Chunk]) -> list[list[Chunk]]:
-    """Return the chunks in groups that straight cuts separate, along the first dimension that has such cuts.
+    """Return the chunks, which are boxes of one tensor, in groups that straight cuts across a dimension separate.
 
-    A cut crosses no chunk. If there is none, all chunks are one group.
+    A cut is an index that no chunk spans. The first dimension that has one is taken, with all its
+    cuts; if none has, all chunks are one group.
     """
     dimensions = range(len(group[0].offsets) if group else 0)
     cuts = (_cut(group, dimension) for dimension in dimensions)

@@ -35,11 +35,13 @@ def expired(
     """Return the steps to delete: those older than the `keep` newest good ones.
 
     A step is good if these processes have loaded and so verified it, or have written it; a step that earlier processes
-    wrote does not count before it is loaded. While there are fewer than `keep` good ones, the `keep` newest of those
-    older than all of them stay as well, and only these, or a run that is cut short again and again would fill its disk.
-    Steps in `spared` are never deleted. Steps in `spoilt` have weights that are not finite: they do not count as good,
-    and the `keep` newest of them stay; if no step is good, only older ones of these are deleted. Raises ValueError if
-    `keep` is less than 1.
+    wrote does not count before it is loaded. While there are fewer than `keep` good ones, but at least one, the `keep`
+    newest steps that are older than the good ones stay as well; steps before them are deleted, or a run that is cut
+    short again and again would fill its disk. While there is none, no such step is deleted.
+
+    Steps in `spoilt` have weights that are not finite, and do not count above, neither as good nor as older. Only the
+    `keep` newest of them stay, and none that is older than `keep` good ones. Steps in `spared` are never deleted.
+    Raises ValueError if `keep` is less than 1.
     """
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, got {keep}")

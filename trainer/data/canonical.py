@@ -135,9 +135,10 @@ class CanonicalReader:
         return own
 
     def _parts(self, own: dict[int, Any], start: int) -> Iterator[Part]:
-        """Yield this rank's micro-batches of the step that begins at slot `start`.
+        """Yield this rank's part of each micro-batch of the step that begins at slot `start`.
 
-        `own` has this rank's samples by slot. For a micro-batch without any it yields a filler, counted as 0 samples.
+        `own` has this rank's samples by slot. If none of them is in a micro-batch, its part is a filler, a sample that
+        is not counted. Nothing is yielded if all shards of the data set are empty.
         """
         reading = self._reading
         if own:

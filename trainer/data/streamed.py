@@ -235,7 +235,10 @@ class Streamed:
         self._close_steps()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stream's position after the last complete step."""
+        """Return {"stream": position after the last complete step} as plain values.
+
+        The position is None until a step is complete, unless one was restored.
+        """
         return {"stream": self._how.saved(self._after)}
 
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:

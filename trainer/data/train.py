@@ -167,8 +167,9 @@ class SharedPlace:
 def _step_agreement(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> StepAgreement:
     """Return the object by which ranks agree how many samples a step has.
 
-    `sum_over_ranks` sums a number over all ranks (None: not given); only streams that ranks read in parts use it.
-    Raises BadSettings if the stream does not fit the settings.
+    `sum_over_ranks` sums a number over all ranks; only streams that several ranks read in parts use it. Raises
+    BadSettings if they need it and it is None, or if the stream has too few or too many shards, or the batch too few
+    samples for its ranks and micro-batches.
     """
     sharing, dataset = reading.sharing, reading.dataset
     if has_shards(dataset):

@@ -196,7 +196,7 @@ class Reports(Callback):
             self._wire.report(slow_rank=line["slow_rank"], slow_s=own["most"], usual_s=own["median"])
 
     def on_validation(self, _training: Training, values: Values) -> None:
-        """Send the validated values."""
+        """Send the validation's values by their names, in a report without a step."""
         self._wire.report(**values)
 
     def on_test(self, training: Training, values: Values) -> None:

@@ -105,12 +105,13 @@ class Piped:
         self._shape: _Shape | None = None  # of what the loss function returns, known after the first batch
 
     def train(self, loss: LossFunction, data: Any, batch: Batch, count: StepCount, *, known: bool) -> Answer:
-        """Compute the gradients of a batch, add its count to `count`, and return the loss function's answer.
+        """Compute the gradients of a batch, and return the loss function's answer for all of it.
 
-        All ranks of the pipeline call it. `data` is the content of `batch`, placed on this rank's device. With `known`,
-        or if the function returns a count, the answer has the loss and all other values on every rank; otherwise its
-        loss is 0 and it has no other values, which saves a message. Raises TrainerError if the function or the batch
-        does not suit a pipeline.
+        If the function also returns a count, such as that of tokens, it is added to the step's sum `count`. All ranks
+        of the pipeline call it. `data` is the content of `batch`, placed on this rank's device. With `known`, or if the
+        function returns a count, the answer has the loss and all other values on every rank; otherwise its loss is 0
+        and it has no other values, which saves a message. Raises TrainerError if the function or the batch does not
+        suit a pipeline.
         """
         pipeline = self._pipeline
         inputs = self._inputs(loss, data, training=True)

@@ -32,7 +32,7 @@ class Progress:
 
     @property
     def seconds_before(self) -> float:
-        """The seconds of training before this process started, the same on all ranks."""
+        """The seconds of training up to the state that was loaded, 0 if none was; the same on all ranks."""
         return self._seconds
 
     def state_dict(self) -> dict[str, Any]:

@@ -166,9 +166,9 @@ def _exposed(
 
 
 def _collective(call: Mapping[str, Any], shown: Sequence[Span], phase: str) -> Collective:
-    """Return the Collective of a trace event (`call`) in this phase.
+    """Return the Collective that the trace event `call` shows, counted to the phase `phase` of the step.
 
-    `shown` are the spans of it in which the rank computed nothing.
+    `shown` are the spans of the collective's time in which the rank computed nothing.
     """
     name = call["name"].removeprefix(_OF_CPU)
     begin, end = _span(call)

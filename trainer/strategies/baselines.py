@@ -109,9 +109,10 @@ def place_on_devices(module: nn.Module, blocks: Sequence[nn.Module], many: int, 
 
 
 def place_layers(module: nn.Module, blocks: Sequence[nn.Module], here: Sequence[torch.device]) -> None:
-    """Place blocks, and the layers before, between and after them, on the devices in `here`, equally many on each.
+    """Place blocks, in order, on the devices in `here`, as equally many on each as possible.
 
-    Hooks move the inputs of each layer to its device, and the output to the first one. Layers that share a parameter go
+    A layer between or after blocks goes to the device of the block before it, one before all blocks to the first. Hooks
+    move the inputs of each layer to its device, and the output to the first one. Layers that share a parameter go
     to the same device. Raises BadSettings if there are fewer blocks than devices.
     """
     if len(blocks) < len(here):

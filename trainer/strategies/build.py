@@ -96,9 +96,10 @@ def _build(
 ) -> Strategy:
     """Build the strategy that `settings` asks for; with `deferred` the weights are not initialised.
 
-    With `own_step` the user's training step may call any part of the model. `tp_plan` says how layers are divided, and
-    `cuts` is the interface to cut a pipeline by measured time. Raises WeightsWanted on all ranks if something depends
-    on values of the weights that are not initialised.
+    `make_optimizer(parameters)` returns one optimizer, or several by name. With `own_step` the user's training step may
+    call any part of the model. `tp_plan` says how layers are divided (None: by the model's own plan), and `cuts` is the
+    interface to cut a pipeline by measured time (None: it is not measured). Raises WeightsWanted on all ranks if
+    something depends on values of the weights that are not initialised.
     """
     module, rows = _make_module(model, world, settings)
     if rows is None:

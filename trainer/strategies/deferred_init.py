@@ -212,7 +212,10 @@ def agreed(world: World, yes: bool) -> bool:
 
 @contextmanager
 def _watched(deferred: _DeferredInit) -> Iterator[None]:
-    """Watch all torch operations in this context for reads of uninitialised memory, at which `deferred` raises."""
+    """Watch all torch operations in this context for reads of uninitialised memory.
+
+    At such a read, `deferred` raises WeightsWanted.
+    """
     _at_work.append(deferred)
     try:
         with deferred, _PastOperations(deferred):

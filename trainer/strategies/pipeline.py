@@ -65,7 +65,8 @@ class Pipeline:
 
     `stages` has this rank's stages by number, and `layers` is the number of layers over all stages. `cut` says how the
     model was cut. `casting` returns the autocast context of a forward pass. `_holders` has for each parameter the
-    pipeline ranks with it, and `_in_common` the parameters that stages share, each with their group.
+    pipeline ranks with it, and `_in_common` the parameters that stages share, each with their group. A
+    shared parameter is in `_counted` only at its first stage, so that it counts once.
     """
 
     world: World
@@ -77,11 +78,11 @@ class Pipeline:
     casting: Callable[[], AbstractContextManager[None]]
     _holders: dict[str, tuple[int, ...]]  # by parameter name, the ranks within a pipeline that have it
     _groups: dict[tuple[int, ...], dist.ProcessGroup]  # by such ranks, if several have a parameter
-    _around: Callable[[], AbstractContextManager[None]] = nullcontext  # forward and backward passes
+    _around: Callable[[], AbstractContextManager[None]] = nullcontext  # the context in which passes run
     _in_common: list[tuple[nn.Parameter, dist.ProcessGroup]] = field(default_factory=list)  # with other stages
     _counted: set[int] = field(default_factory=set)  # ids of parameters that count here in a norm over all stages
     _scaler: GradScaler | None = None  # of losses, in fp16
-    _loss_of: LossOf | None = None
+    _loss_of: LossOf | None = None  # the loss of a micro-batch from the last stage's output; None except in `train`
     _schedules: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # torch's, by shape of a batch
 
     @property
@@ -202,9 +203,9 @@ class Pipeline:
         return numbers
 
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Reduce a step's gradients over stages that share a parameter, and over ranks with the same stage.
+        """Sum a step's gradients over stages that share a parameter, and average them over ranks with the same stage.
 
-        All ranks call it.
+        FSDP2 has averaged those of a sharded stage already. All ranks call it.
         """
         for parameter in parameters:
             if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):  # it may be a part of a sum

@@ -181,7 +181,7 @@ def _policy(module: nn.Module, dtype: torch.dtype | None) -> MixedPrecisionPolic
 
 
 def _outermost(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
-    """Return the policy of the outermost module, whose output is in fp32 for the loss."""
+    """Return the policy of the outermost module: `policy` with an output in fp32, for the loss."""
     if policy.param_dtype is None:
         return policy
     return MixedPrecisionPolicy(

@@ -64,7 +64,7 @@ def _bits(seed: int, number: Tensor, count: int) -> Tensor:
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """Return the bits mixed, as SplitMix64 does."""
+    """Return a hash of each element, a 64-bit integer, by the function with which SplitMix64 ends."""
     # torch shifts the sign in from above; the masks make it zeros
     bits = (bits ^ ((bits >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     bits = (bits ^ ((bits >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15

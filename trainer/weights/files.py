@@ -32,7 +32,7 @@ class Source:
 class _Index(msgspec.Struct, frozen=True):
     """The index of a folder in the format of transformers: the file of each tensor."""
 
-    weight_map: dict[str, str]
+    weight_map: dict[str, str]  # by the tensor's name, the file's name in the folder
 
 
 _index = msgspec.json.Decoder(_Index)

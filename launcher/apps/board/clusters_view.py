@@ -110,7 +110,7 @@ class Survey:
 
     @staticmethod
     def _wait(future: "Future[list[HostNow]]", until: float) -> None:
-        """Wait for an answer until `until`, by the monotonic clock; return in any case."""
+        """Wait until the query has succeeded or failed, but not longer than until `until`, by the monotonic clock."""
         try:
             future.exception(max(0.0, until - time.monotonic()))
         except TimeoutError:

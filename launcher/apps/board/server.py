@@ -244,7 +244,7 @@ def _asked_run(question: _Question) -> api.Run:
 
 
 def _secrets(question: _Question) -> tuple[str, ...]:
-    """Return the secrets of all runs that the request names."""
+    """Return the secrets of the runs that the request names in its path or its query parameters `runs` and `with`."""
     named = [
         *_words_in_query(question, "runs"),
         *_words_in_query(question, "with"),
@@ -337,7 +337,9 @@ def _runs(question: _Question) -> dict[str, object]:
 
 
 def _compare(question: _Question) -> object:
-    """Return the comparison of the runs that the query names; raise BadInput unless it names 2 to 20."""
+    """Return the comparison of the runs that the query parameter `runs` names, separated by commas; raise BadInput
+    unless it names 2 to 20.
+    """
     refs = _words_in_query(question, "runs")
     if not 2 <= len(refs) <= _MOST_COMPARED:
         raise BadInput(f"runs: expected 2 to {_MOST_COMPARED} runs, got {len(refs)}")

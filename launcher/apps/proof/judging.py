@@ -26,15 +26,16 @@ _ROUNDING = 1e-4  # of a number: what another order of a sum makes of it in its 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The known facts about a difference between two trainings: where metrics and checkpoints first differ, the kills,
-    and the steps that could be compared. `repeats` tells whether two undisturbed runs are equal (None: not known).
+    """The known facts about a difference between a run that was disturbed by kills and an undisturbed one: where
+    metrics and checkpoints first differ, the kills, and the steps that could be compared. `repeats` tells whether two
+    undisturbed runs are equal (None: not known).
     """
 
     first: Departure | None  # the first reported number that differs, or None
     state: StateDeparture | None  # the first checkpoint that differs, or None
     kills: Sequence[Kill]
     repeats: bool | None  # whether two undisturbed runs are equal; None: not known
-    has_checkpoints: bool  # in the trainer's format
+    has_checkpoints: bool  # whether checkpoints of both, in the trainer's format, could be compared
     compared: Collection[int]  # steps at which something could be compared
 
     @property

@@ -300,7 +300,8 @@ def for_a_proof(target: RepeatedJob, *, steps: int | None, kills: int) -> Repeat
     """Return the job with settings that all runs of a proof need.
 
     With `steps`, the training is limited to so many steps, and saves checkpoints often enough for `kills` kills. The
-    user's own overrides win. Raise BadInput or Refused if a proof is impossible.
+    user's own overrides win. Raise Refused if no rank can be killed on the cluster, and BadInput for a wrong spec or if
+    `steps` cannot be set.
     """
     wish = target.request(_ALWAYS)
     if not wish.cluster.supports_reach:

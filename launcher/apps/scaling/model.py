@@ -35,12 +35,12 @@ _LOW, _HIGH = 0.05, 0.95
 @dataclass(frozen=True, slots=True)
 class Observed:
     """The measured steps on one number of ranks: the seconds of each step, and from each profiler trace that was taken
-    the share of the communication's time that is not hidden behind computation, from 0 to 1.
+    the share of a step, from 0 to 1, that is communication not hidden behind computation.
     """
 
     ranks: int
     steps_s: Sequence[float]
-    shares: Sequence[float]  # in each trace, the share of communication that is not hidden
+    shares: Sequence[float]  # in each trace, the share of a step that is communication not hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,9 @@ def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tup
 
 
 def _observed(point: ScaledRun) -> Observed:
-    """Return the seconds of a point's measured steps, and the share of communication in them, 0 if none was traced."""
+    """Return the seconds of a point's measured steps, and their share of communication that is not hidden behind
+    computation, 0 if no step was traced.
+    """
     samples, step_s = point.step_samples or 0.0, point.step_s or 1.0
     share = point.parts.communication / step_s if point.parts is not None else 0.0
     return Observed(point.ranks, [samples / rate for rate in point.rates], [share])

@@ -47,8 +47,9 @@ def best_runs(trials: Sequence[TrialNote], mode: str) -> list[TrialNote]:
 def _check(sweep: SweepDir, record: SweepRecord, status: SweepState, overrides: Sequence[str]) -> None:
     """Check that trials can be trained further with `overrides`.
 
-    Raise Refused if the sweep has failed or its time is over; BadInput if there are no overrides, if one sets an option
-    that the sweep chooses or an argument that the spec lacks, or if the spec with them is invalid.
+    Raise Refused if the sweep has failed, or if the time that its settings allow since it began is over; BadInput if
+    there are no overrides, if one sets an option that the sweep chooses or an argument that the spec lacks, or if the
+    spec with them is invalid.
     """
     limit_s = record.options.budget.time_s
     if status.state == "failed" or (limit_s is not None and time.time() > record.began_at + limit_s):

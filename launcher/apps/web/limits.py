@@ -46,7 +46,9 @@ class UnprovedConnections(Generic[Held]):
         return len(self._address_of)
 
     def add(self, connection: Held, address: str) -> None:
-        """Add a connection from `address` as the newest, even if it is in the list."""
+        """Add a connection from `address` as the newest, even if it is in the list; nothing is dropped for it, so that
+        the list may then have one too many.
+        """
         self.discard(connection)
         self._address_of[connection] = address
         self._counts[address] += 1

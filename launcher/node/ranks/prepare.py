@@ -189,7 +189,9 @@ class Preparation:
             raise
 
     async def wait(self) -> None:
-        """Wait until the node is prepared; if its preparation has failed, wait for ever."""
+        """Wait until the node is prepared; if its preparation has failed, wait for ever, because `run` raises the
+        error.
+        """
         await self._settled.wait()
 
     async def stay_warm(self, rest_s: float = _REST_S) -> None:

@@ -112,11 +112,13 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterAnswer]:
-    """Return by attempt the answers about attempts whose job is not certainly shown: the job is on another cluster, in
-    the accounting, gone, or shown without a token.
+    """Return by attempt the answers about the attempts in `asked`, for which the scheduler shows no job that certainly
+    is theirs.
 
     An attempt whose job is on another cluster keeps its last answer, with that as the reason, and so do all if it
-    cannot be found out which cluster this is. Otherwise an attempt without a job gets none.
+    cannot be found out which cluster this is. Otherwise a job that is shown without its submit token is taken for the
+    attempt's; for one that is not shown the accounting is queried, and if that does not know it either, it is gone. An
+    attempt for which no job was submitted gets no answer.
     """
     here = ThisCluster(queue)
     try:

@@ -102,7 +102,7 @@ class GridEngineSystem(BatchSystem):
         return script_of(plan, submit_token, where, avoid, rule, follows)
 
     def refusal(self, answer: Answer) -> str:
-        """Return why qsub refused the job."""
+        """Return why qsub refused the job: the last line of its `answer`."""
         return _last_line(answer)
 
     def may_submit(self) -> bool:
@@ -141,11 +141,12 @@ class GridEngineSystem(BatchSystem):
         return [job for job in found if job is not None]
 
     def requeue(self, job: str) -> str:
-        """Return why the job should not be requeued by exiting with its code, or "" if it may be. Nothing is requested
-        of the scheduler.
+        """Return why the caller should continue the run in a new job, or "" if this job may be requeued, for which its
+        process then exits with the code 99. Nothing is requested of the scheduler.
 
-        A job on several hosts is followed by a new job if this host may submit one: Grid Engine keeps the old job off
-        the other hosts that it had, and does not see a process of the old job that is left on one of them.
+        A job with processes on other hosts is not to be requeued if one of them had to be killed, or if this host may
+        submit a new job: Grid Engine keeps a requeued job off the other hosts that it had, and does not see a process
+        of it that is left on one of them.
         """
         if any(one.last is None or not os.WIFEXITED(one.last) for one in self.started):
             return f"what job {job} started on other hosts had to be killed"
@@ -430,8 +431,8 @@ _MEANS = meanings({
 
 
 def reason_of(state: str, errors: Sequence[str], messages: Sequence[str]) -> str:
-    """Return why a job with these state letters waits; `errors` are failed starts, `messages` the scheduler's notes
-    about the job.
+    """Return why a job waits, in words. `state` has its state letters, such as `hqw` or `Eqw`, `errors` say why earlier
+    starts failed, and `messages` are the scheduler's notes about the job.
     """
     if "E" in state:
         why = f": {errors[-1]}" if errors else ""

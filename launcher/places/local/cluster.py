@@ -57,8 +57,8 @@ class LocalCluster(Place):
         return [Misfit("queue.slots", f"asks for {queue.slots} cores, but this machine has {cpus}")]
 
     def hosts_now(self, _spec: JobSpec) -> list[HostNow]:
-        """Return this machine with the runs that hold its GPUs. Runs without GPUs hold cores only if they ask for
-        `queue.slots`.
+        """Return a list with this machine alone, with the runs that hold its GPUs or cores. A run without GPUs holds
+        cores only if its spec sets `queue.slots`.
         """
         gpus, seen = this_machine(os.environ).gpus, occupancy()
         taken = [holder for holder in seen.taken(GPU) if holder.number in gpus]

@@ -199,8 +199,8 @@ def expect(run_dir: Path) -> None:
 
 
 def supervisor_of(run_dir: Path) -> StandbySupervisor:
-    """Return the supervisor that `expect` started for this folder; otherwise start a new one, and close one that was
-    started for another folder.
+    """Return a process that can become the supervisor of the run in `run_dir`: the one that `expect` started in advance
+    if it was started for this folder, else a new one. One that `expect` started for another folder is closed.
     """
     before, _lending.expected = _lending.expected, None
     if before is not None and before[0] == run_dir:

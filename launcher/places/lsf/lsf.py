@@ -276,7 +276,7 @@ def _host(one: Mapping[str, Any]) -> ExecHost:
 
 
 def _text(one: Mapping[str, Any], name: str) -> str:
-    """Return the text of a field, or "" if the record lacks it."""
+    """Return the text of the field `name`, cut to 10,000 characters, or "" if the record `one` has no text there."""
     found = one.get(name)
     return found.strip()[:10_000] if isinstance(found, str) else ""
 

@@ -12,7 +12,9 @@ from launcher.run.records import Gone, Intent
 
 
 def places_of(run: RunDir) -> list[Place]:
-    """Return the hosts of the newest attempt that this machine handed over."""
+    """Return the hosts of the newest attempt that this machine handed over, without those that a user gave up since; an
+    empty list if it handed none over.
+    """
     handed_over = [attempt for attempt in attempts(run) if attempt.hosts.exists()]
     return handed_to(run, handed_over[-1]) if handed_over else []
 

@@ -54,7 +54,8 @@ class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class CodeIndex:
     """The hashes of the files in folder `root`, kept between two uses in a file of the folder `store`. If that file is
-    lost, all files are hashed again. `now_ns` is the time at which hashing begins.
+    lost, all files are hashed again. `now_ns` is the time at which hashing begins: the hash of a file that changed just
+    before is not kept.
     """
 
     def __init__(self, store: Path, root: Path, now_ns: int) -> None:

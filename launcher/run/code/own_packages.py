@@ -182,8 +182,8 @@ def _warning_about(name: str, path: Path, home: Path) -> str:
 
 
 def packages_in(project: Path, folders: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return the folders, relative to the project, of the packages that can be imported from its `folders`; `names` are
-    the names of its frozen files.
+    """Return the folders of the packages that Python can import if `folders` are on its path, without modules that are
+    single files. All folders are relative to the project; `names` are the relative paths of its frozen files.
     """
     found = (os.path.normpath(f"{folder}/{name}") for folder in folders for name in sorted(_modules_in(folder, names)))
     return [folder for folder in found if (project / folder).is_dir()]

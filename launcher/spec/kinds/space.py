@@ -89,8 +89,8 @@ _RANGE = Section(
 
 
 class Choices(Struct, frozen=True):
-    """The values from which a sweep chooses an option: a list such as `[32, 64]`, or a range `{from: 1e-5, to: 1e-1,
-    log: true}`; `when` may make it depend on another option.
+    """The kind of value that says from what a sweep chooses an option: a list such as `[32, 64]`, or a range `{from:
+    1e-5, to: 1e-1, log: true}`. With `when` the option is chosen only if another one has a certain value.
     """
 
     def words(self) -> str:

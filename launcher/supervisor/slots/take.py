@@ -156,8 +156,9 @@ class Slots:
         return [holder for holder in seen.taken(kind) if kind == CPU or holder.number in self._gpus]
 
     def _take(self, seen: Occupancy) -> tuple[str, ...] | None:
-        """Take the slots; return the GPUs taken, or () for CPU slots, or None if too little is free in `seen`. Raise
-        LaunchError if the kernel refuses a socket.
+        """Take the slots; return the GPUs taken, or () for CPU slots. Return None, with nothing taken, if too little is
+        free in `seen`, or if another process holds one of them after all. Raise LaunchError if the kernel refuses a
+        socket.
         """
         held = [holder.number for holder in self._in_the_way(seen)]
         if self._waiter.kind == GPU:

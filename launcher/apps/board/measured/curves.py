@@ -58,7 +58,7 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
     end: float | None  # the last one; None: they are empty
     exact: bool
     names: list[str]  # all metrics of the run
-    curves: dict[str, ExactCurve | PixelCurve]
+    curves: dict[str, ExactCurve | PixelCurve]  # by metric
     glimpse: bool = False  # whether they were made from a sample of the points
 
 

@@ -11,7 +11,7 @@ class OomCounter:
         self._seen = self._count()
 
     def grew(self) -> bool:
-        """Return whether the number of kills has grown since the last call."""
+        """Return whether the number of kills has grown since the last call or, at the first, since this was made."""
         now = self._count()
         grew = now > self._seen
         self._seen = now

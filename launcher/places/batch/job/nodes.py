@@ -21,8 +21,8 @@ STEP_S = 0.1
 
 
 def with_allocated_hosts(plan: Plan, hosts: Mapping[str, str]) -> Plan:
-    """Return the plan with its nodes on the allocated hosts (address by name): first those that the run needs, the rest
-    as spares.
+    """Return the plan with its nodes on the allocated `hosts` (address by name), in their order: the first are as many
+    as the run needs, the rest spares.
 
     If the spec names a network interface, the address stays empty, because only the host itself can find it.
     """

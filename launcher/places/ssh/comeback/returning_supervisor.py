@@ -149,8 +149,9 @@ def is_missed(supervisor: SupervisorState) -> bool:
     """Return whether the other hosts need this one to continue the run.
 
     That is so if this host led the newest attempt that it knows, all hosts that answer wait in that attempt for a
-    leader, at least one of them has begun, and together with this one they are enough to continue. The others may not
-    have begun, nor this host have started the attempt, if it was lost as it told them to begin.
+    leader, at least one of them has begun the attempt, and together with this one they are enough to continue: a
+    quorum, and the run's smallest number of nodes. At least one has to have begun it, because if this host was lost
+    while it told the others to begin, it is possible that no host has started the attempt.
     """
     if not supervisor.plan.disks_apart or not supervisor.ballot.voter.has_vote or not _enter_newest(supervisor):
         return False

@@ -97,7 +97,9 @@ class Ballot:
         return self.voter.against_vote(_request(asked), self.records(), hears_leader=hears)
 
     def has_voted_past(self, attempt: int) -> bool:
-        """Return whether this host has voted for a newer attempt, so that the leader of `attempt` may not count it."""
+        """Return whether this host has voted for a newer attempt than `attempt`, so that the leader of `attempt` may
+        not count it among the hosts that follow.
+        """
         return self.voted[0] > attempt
 
     def vote(self, asked: Vote) -> None:
@@ -105,9 +107,10 @@ class Ballot:
         self.keep(self.voter.vote(_request(asked)))
 
     def against_record(self, replica: Replica) -> str:
-        """Return why the record is refused, or "" if it is accepted.
+        """Return why this host does not store `replica`, a piece of a record that another host has sent, or "" if it
+        does.
 
-        It is accepted from the leader of the newest attempt, and from a candidate that has this host's vote.
+        A piece is accepted from the leader of the newest attempt, and from a candidate that has this host's vote.
         """
         known = self.voter.newest.attempt
         if not 0 <= replica.node < len(self.hosts):

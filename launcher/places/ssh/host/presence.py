@@ -75,7 +75,8 @@ def taken(attempt: AttemptDir) -> HostIndex | None:
 
 
 def is_here(address: str) -> bool:
-    """Return whether the address is one of this machine's own.
+    """Return whether the address, an IP address or a name that is resolved here, is one of this machine's own, that is
+    whether a socket can be bound to it.
 
     This tells hosts of the same name on one disk apart, whose records overwrite each other.
     """

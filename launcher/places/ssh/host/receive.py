@@ -155,7 +155,8 @@ def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> No
     """Write the sent `records`, contents by file name, of what happened to the run elsewhere, to the run's folder.
 
     The records of the nodes to avoid and of who is notified replace those here. The sent history of events replaces
-    this host's if it continues it; else its events of the attempt number `attempt`, which begins, are appended.
+    this host's if it begins with all of it. Otherwise only the sent events of attempt number `attempt`, the one that
+    begins now, are appended to this host's.
     """
     if run.avoided.name in records:
         write_bytes(run.avoided, records[run.avoided.name])
