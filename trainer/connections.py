@@ -320,7 +320,7 @@ def _shut_down(one: socket.socket, how: int) -> None:
 def _connect_as_others(listener: socket.socket) -> bool:
     """Connect to gloo's listening socket as each other rank would and close again, so that gloo waits for none of them.
 
-    Return False if the socket does not listen.
+    The ranks have the numbers 0 to 63 at most; all of these are tried. Return False if the socket does not listen.
     """
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return False

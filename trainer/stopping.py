@@ -53,7 +53,10 @@ class StopRequest:
         return self._asked.is_set()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Set the flag, or call the handler that was installed before if this one is no longer in use."""
+        """Set the flag; or, after `unlisten`, do what the handler that was installed before would do.
+
+        That is the case if another handler, installed later, has put this one back.
+        """
         if self._listening:
             self._asked.set()
             return

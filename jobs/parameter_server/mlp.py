@@ -9,7 +9,7 @@ _UNSEEN = -1  # the batch that nobody learns from
 
 
 def new_mlp(seed: int) -> nn.Sequential:
-    """Return the MLP with random weights that depend on the seed alone."""
+    """Return the MLP with random weights that depend on the seed alone; torch's generator is seeded for it."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(FEATURES, _UNITS), nn.ReLU(), nn.Linear(_UNITS, _UNITS), nn.ReLU(), nn.Linear(_UNITS, CLASSES)

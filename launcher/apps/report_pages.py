@@ -26,7 +26,7 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """Return an HTML list of texts."""
+    """Return an HTML list of the texts, which are escaped."""
     return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
 
 

@@ -95,8 +95,10 @@ class Aftermath:
         return True
 
     def _in_place_in_a_row(self, failure: Event) -> int:
-        """Return the number of failures one after the other, without a completed step between them, that end with
-        `failure`; those before it count as long as the run continued in place after them, in the processes that it had.
+        """Return the length, at least 1, of the series of failures that ends with `failure`.
+
+        An earlier failure belongs to it if the run continued in place after it, in the processes that it had, and
+        completed no step before the next failure.
         """
         count, event = 1, failure
         for before in reversed(self._attempt.history):

@@ -286,8 +286,9 @@ class Coordinator:
             self._nodes.settle(node)
 
     def _will_fail(self, node: KnownNode, message: messages.DeviceFails | messages.HostLeaves) -> None:
-        """Move ranks off a node whose device or host is about to fail; end the attempt if the coordinator's own host
-        leaves.
+        """Have the ranks moved off a node whose device or host is about to fail, as soon as others can take them; end
+        the attempt if the coordinator's own host leaves. A HostLeaves without a text means that the host stays after
+        all.
         """
         if isinstance(message, messages.DeviceFails):
             self._drainer.fails(node, f"its kernel tells of {message.text}")

@@ -529,7 +529,7 @@ def _instead(look: RankLook, wait: _Wait | None = None) -> str:
 
 
 def _op_name(one: Collective) -> str:
-    """Return the name of the operation."""
+    """Return the name of the collective's operation."""
     return one.op
 
 

@@ -70,8 +70,8 @@ class Pace:
 
     @property
     def made(self) -> int:
-        """Return how many steps the current generation has made, plus one for each newer checkpoint that it has
-        reported; 0 means no progress.
+        """Return how many steps the current generation has made, plus one for each checkpoint that it has saved
+        and that is newer than any before; 0 means no progress.
         """
         return self.made_in_all - self._made_before
 

@@ -151,9 +151,9 @@ def _since_resumed(history: Sequence[Event]) -> list[Event]:
 
 
 def _used(failure: Event, past: Sequence[Event], refill_s: float | None) -> int:
-    """Return the number of restarts used for the failure's cause among the `past` failures.
+    """Return how many of the `past` failures, each of which used a restart, had the cause of `failure`.
 
-    Restarts before the last `refill_s` seconds of training no longer count; with None all count.
+    Failures before the last `refill_s` seconds of training no longer count; with None all count.
     """
     used, trained_s, next_ = 0, 0.0, failure
     for event in reversed(past):

@@ -77,8 +77,10 @@ class Watch:
                 assert_never(message)
 
     def handle_checkpoints(self, message: CheckpointMessage) -> None:
-        """Handle what agents report about checkpoint files, which they do if nodes share no disk or copies are kept,
-        and record the events that they send (Noted).
+        """Handle what agents report about checkpoint files, which they do if nodes share no disk or copies are kept.
+
+        Track how far nodes have copied theirs, record the events that agents send (Noted), and close the starting
+        generation if its nodes lack a complete checkpoint or cannot fetch it.
         """
         attempt = self._attempt
         match message:
@@ -318,8 +320,9 @@ class Watch:
             self._closer.close(attempt.lost)
 
     def _finished(self) -> None:
-        """Finish the run. If its plan has the last checkpoint copied first, to another node's disk or to
-        `checkpoint.copy_to`, and copies are still missing, only note that the run waits for them.
+        """End the run with success after all ranks have finished. If its plan has the last checkpoint copied first, to
+        another node's disk or to `checkpoint.copy_to`, and copies are still missing, only note that the run waits for
+        them; this is called again when an agent reports that it has finished copying.
         """
         attempt, done = self._attempt, "all ranks have finished"
         if not attempt.plan.copies_last or attempt.current.settled:

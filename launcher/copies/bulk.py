@@ -112,8 +112,8 @@ def drain(peer: socket.socket, seconds: float) -> None:
 
 
 def _read(peer: socket.socket, into: memoryview, left: int, size: int) -> int:
-    """Receive bytes into the buffer `into`, as many as are there and fit, and return their number; raise WireError if
-    the peer has closed. `left` and `size`, how many bytes are missing and how many were to come, are for the error's
+    """Wait until bytes have come, put as many as fit into the buffer `into`, and return their number; raise WireError
+    if the peer has closed. `left` and `size`, how many bytes are missing and how many were to come, are for the error's
     text.
     """
     try:

@@ -380,7 +380,7 @@ class Replication:
 
 
 def _members(start: Start) -> list[int]:
-    """Return the nodes that are members of the generation."""
+    """Return the indexes of the generation's members in the order of their ranks."""
     return [server.node for server in start.replicas[: start.group_world_size]]
 
 

@@ -23,7 +23,7 @@ _SYSTEM = Path("/usr")  # every machine has its own
 
 
 def gpus_finding(gpus: tuple[str, ...]) -> Finding:
-    """Return the finding that lists the machine's GPUs."""
+    """Return the finding that lists the machine's GPUs, whose names are `gpus`; it is no problem if there are none."""
     return ok("GPUs", f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none: ranks compute on the cores")
 
 
@@ -80,7 +80,8 @@ def clock_finding(now: float, *, is_synchronised: bool) -> Finding:
 
 
 def folder_findings(about: str, folder: FolderFacts, variable: str) -> Iterable[Finding]:
-    """Yield findings on whether the folder supports the file operations that the launcher uses, and on its free space.
+    """Yield a problem if the folder cannot be written or lacks a file operation that the launcher uses. Else yield a
+    finding on its free space, and a warning if its file system's clock differs from this machine's.
 
     `about` names the folder in findings; `variable` is the environment variable that moves it elsewhere.
     """

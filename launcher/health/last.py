@@ -24,9 +24,10 @@ class CheckUp(msgspec.Struct, frozen=True):
 
 
 def keep(cluster: str, findings: Sequence[Finding], *, trial: bool) -> None:
-    """Store the findings about `cluster` for `last_check_up`; `trial` is True if a trial job was run.
+    """Store the findings about `cluster` with the time, in place of the last ones; `last_check_up` reads them. `trial`
+    is True if a trial job was run.
 
-    A failure to store them is ignored, because the user has seen them.
+    A failure to store them is ignored, because `launch doctor` has printed them.
     """
     with contextlib.suppress(OSError, LaunchError):
         folder = _file(cluster).parent

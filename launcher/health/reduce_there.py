@@ -20,7 +20,11 @@ _SIOCGIFADDR = 0x8915
 
 
 def main() -> None:
-    """Run one rank of the all-reduce and print its answers, each as a line of JSON."""
+    """Run one rank of the all-reduce and answer its two requests, each by a line of JSON.
+
+    The first answer is the `port` on which the first rank listens (0 on others), the second how long the all-reduce
+    took (`took_s`) and whether its result was `right`. An `error` comes in place of either; then wait until stdin ends.
+    """
     asked = _read_request()
     try:
         family, place = _prepared(asked["address"])

@@ -111,7 +111,7 @@ class Order(NamedTuple):
     dump_signal: int = 0  # upon this signal, or a crash, all stacks are written into the log; 0: never
     debug: str = ""  # Unix socket on which a breakpoint() waits for a debugger; "": Python's own breakpoint()
     umask: Optional[int] = None  # the user's; None: as the agent has it
-    limits: Sequence[tuple[int, int]] = ()  # the user's soft limits that differ from the agent's
+    limits: Sequence[tuple[int, int]] = ()  # (number as in `resource`, the user's soft limit) if the agent's differs
 
 
 Frame = tuple[str, int, str]  # file, line, name of the function
@@ -317,8 +317,9 @@ def redirect(source: int, *targets: int) -> None:
 
 
 def exit_if_asked_as_rank(encode: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    """Return an `encode` for os.environ that ends the process if its program reads a variable that only a rank has,
-    such as RANK, while the process is in reserve: started in advance, to become a rank later.
+    """Return a function in place of `encode`, with which os.environ encodes the name of a variable that is read. It
+    ends the process if its program reads one that only a rank has, such as RANK, while the process is in reserve:
+    started in advance, to become a rank later.
 
     With no value or a wrong one the program would go on as another rank than it becomes later.
     """
@@ -731,7 +732,9 @@ def stop_here(breakpoints: Breakpoints, *args: Any, **named: Any) -> Any:
 
 
 def report(error: BaseException, order: Order) -> None:
-    """Report the exception that ended the program to the agent, in one line on the rank's FIFO."""
+    """Report the exception that ended the program to the agent, in one line on the rank's FIFO. The line is dropped if
+    the agent does not read the FIFO.
+    """
     words: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error), "line": last_line(error)}
     words["where"] = where(frames_of(error), order)
     words |= {"raised": [{"line": last_line(one), "module": raised_in(one)} for one in chain(error)]}
@@ -756,8 +759,9 @@ def tell(order: Order, line: bytes) -> None:
 
 
 def fifo_of(order: Order) -> str:
-    """Return the path of the rank's FIFO for reports, or "" if it has none. A rank that was a process in reserve keeps
-    the FIFO that this began with.
+    """Return the path of the FIFO to which this process, which carries out `order`, writes its reports now; "" if it
+    has none. A process in reserve (begun in advance, to become a rank later) uses the order's FIFO until it becomes a
+    rank, and from then on the rank's, which LAUNCH_PROGRESS names.
     """
     if RESERVE in order.env and RESERVE not in os.environ:
         return os.environ.get(PROGRESS, "")

@@ -131,8 +131,8 @@ def with_hosts(place: ClusterEntry) -> ClusterEntry:
 
 
 def pool_of(place: ClusterEntry) -> Ssh:
-    """Return a pool's hosts and options as a spec has them under `ssh`; raise LaunchError if a command that prints the
-    hosts fails.
+    """Return a pool's hosts and options as a spec has them under `ssh`. If the entry names a command that prints the
+    hosts, it is run; raise LaunchError if it fails.
     """
     pool: Ssh = _own_options(with_hosts(place), SSH)
     return pool

@@ -30,8 +30,9 @@ _DEBIANS = "apport_python_hook"  # its sitecustomize reports crashes
 
 
 def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str:
-    """Return the path of the Python that runs ranks: the spec's, else that of the active virtual environment, else the
-    one in the `.venv` of the folder `project`, else this process's own.
+    """Return the path of the Python that runs ranks: the spec's, whether it exists or not; else the first that exists
+    of the active virtual or Conda environment's, the one in the `.venv` of the folder `project`, and this process's
+    own.
     """
     named = spec.run.python
     if named is not None:

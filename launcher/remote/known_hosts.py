@@ -254,8 +254,10 @@ def _read(file: Path, _state: tuple[int, int, int]) -> _Lines:
 
 
 def _without_port(target: Target) -> list[KnownKey]:
-    """Return lines that name the host without its port; OpenSSH accepts these for any port. Raise Unreachable if a file
-    cannot be read.
+    """Return the lines about the host's plain name if its port is not 22: OpenSSH then looks for the name with the
+    port, but accepts these lines, too.
+
+    Return none for port 22, or if the host is looked for under an alias. Raise Unreachable if a file cannot be read.
     """
     if target.known_as != known_name(target.hostname, target.port) or target.known_as == target.hostname:
         return []

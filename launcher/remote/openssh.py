@@ -278,7 +278,7 @@ def _no_ssh() -> Unreachable:
 
 def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
     """Wait until the command on the host prints the text that proves the login; skip what a shell prints before. Raise
-    Unreachable if ssh ends first, or at the deadline.
+    Unreachable if ssh ends first, or at the monotonic time `deadline`.
     """
     try:
         while (line := master.readline(max(0.0, deadline - time.monotonic()))) != f"{_MARK}\n".encode():

@@ -156,7 +156,8 @@ def _newest_steps_first(entry: Entry) -> tuple[bool, int]:
 def _read_checkpoint(entry: Entry, *, verify: bool) -> Checkpoint | None:
     """Return a checkpoint with its condition, or None if it has been deleted since it was listed.
 
-    With `verify`, all its bytes are compared with their checksums.
+    With `verify`, all its bytes are compared with their checksums, else only the files' names and sizes with the
+    manifest.
     """
     state, reason = Condition.VERIFIED if verify else Condition.OK, ""
     found: Manifest | None

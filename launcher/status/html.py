@@ -74,7 +74,7 @@ def _state(status: RunStatus) -> str:
 
 
 def _steps(status: RunStatus) -> str:
-    """Return the newest step as text, with the total if it is known, such as `120/500`."""
+    """Return the newest step as text, with the total if it is known, such as `120/500`; "" before the first."""
     if status.step is None:
         return ""
     return str(status.step) if status.total_steps is None else f"{status.step}/{status.total_steps}"

@@ -107,7 +107,7 @@ class GrowingFile:
         self._offset = offset
 
     def read(self) -> bytes:
-        """Return the next bytes, or b"" if there are none yet."""
+        """Return the next bytes, at most one chunk, or b"" if there are none yet or the file does not exist."""
         with open_log(self._path) as fd:
             data = os.pread(fd, _CHUNK_BYTES, self._offset) if fd is not None else b""
         self._offset += len(data)

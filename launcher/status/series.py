@@ -257,7 +257,7 @@ def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float
 
 
 def _as_float(value: float) -> float:
-    """Return the number as a float; an integer too large for one becomes infinite."""
+    """Return the number as a float; an integer too large for one becomes infinite, with its sign."""
     try:
         return float(value)
     except OverflowError:

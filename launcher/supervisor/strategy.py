@@ -65,7 +65,8 @@ class Strategy:
         raise NotImplementedError
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Return the attempt that follows after `end` in this process, or None if none does. A subclass that calls
-        `carry` has to define this method.
+        """Return the attempt that is to run in this process after `attempt`, which ended with `end`; None if there is
+        none. The method `carry`, which runs attempts one after the other, calls it after each; so a subclass that
+        uses `carry` has to define it.
         """
         raise NotImplementedError

@@ -70,14 +70,14 @@ class Leads(msgspec.Struct, frozen=True, tag="leads", tag_field="t"):
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
-    """agent → coordinator: this node's ranks run, with these pids by local rank. `port` is one that the agent holds for
-    a later generation.
+    """agent → coordinator: this node's ranks run, with these pids by local rank. `port` is the MASTER_PORT of a later
+    generation if this node is the first of its members; the agent keeps it free until then.
     """
 
     node: int
     generation: int
     pids: Annotated[tuple[int, ...], msgspec.Meta(max_length=10_000)]  # by local rank
-    port: Port  # a port that this agent holds for a later generation
+    port: Port  # that this agent keeps free as the MASTER_PORT of a later generation
 
 
 class SlowRank(msgspec.Struct, frozen=True, array_like=True):

@@ -343,7 +343,10 @@ class Checkpointer:
         return saver
 
     def _entry(self, step: int) -> Entry:
-        """Return the Entry (kind, step and folder) of this step's checkpoint, even if there is no such folder."""
+        """Return the Entry (kind, step and folder) of this step's checkpoint, even if there is no such folder.
+
+        The kind is always "step", a checkpoint to resume from, not that of the best model.
+        """
         return Entry("step", step, self.folder / folder_name(step))
 
     def _take_over(self) -> FencingToken:

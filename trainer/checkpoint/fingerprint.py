@@ -264,7 +264,7 @@ def _serve_first(files: Mapping[int, int], save_group: SaveGroup, still_here: Ca
 
 
 def _raise_first(problems: Iterable[str]) -> None:
-    """Raise CheckpointDamaged with the first problem that is not empty."""
+    """Raise CheckpointDamaged with the first problem that is not empty; do nothing if all are."""
     for problem in problems:
         if problem:
             raise CheckpointDamaged(problem)

@@ -26,9 +26,9 @@ def load_model(module: nn.Module, folder: str | Path, step: int | None = None, *
     """Load a checkpoint's weights into the module, or their average if one was saved; return the checkpoint's step.
 
     `folder` holds checkpoints, or is one; without a step it is the newest complete one, or with `best` the best one.
-    Every byte is compared and nothing changes on disk. Raises CheckpointDamaged if the checkpoint of the given step is
-    damaged, and TrainerError if none is complete or if it is of another model. After an error the module may have
-    undefined weights.
+    Every byte that is loaded is compared with its checksum, and nothing changes on disk. A damaged checkpoint is
+    skipped with a warning, but CheckpointDamaged is raised if it is that of the given step. Raises TrainerError if none
+    is complete or if it is of another model. After an error the module may have undefined weights.
     """
 
     def use(entry: Entry) -> int:

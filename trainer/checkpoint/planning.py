@@ -65,7 +65,10 @@ class Need:
 
 
 def signature(tensors: Mapping[str, Tensor]) -> int:
-    """Return a number that changes if the tensors' names, shapes or types do, so that a new plan is needed."""
+    """Return a number that changes if the tensors' names, shapes or types do, so that a new plan is needed.
+
+    It can be compared in this process alone, as Python's `hash` differs between processes.
+    """
     return hash(tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
 
 

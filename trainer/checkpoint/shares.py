@@ -211,7 +211,10 @@ def separated(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
 
 
 def _first_ranks(share: Share) -> range:
-    """Return the places in the save group of the ranks with the row's first part: one for each copy of the row."""
+    """Return the ranks, as places in the group of ranks that save, that have the first part of the share's row.
+
+    There is one for each copy of the row.
+    """
     return range(share.first, share.first + share.copies * max(1, share.copy_stride), max(1, share.copy_stride))
 
 

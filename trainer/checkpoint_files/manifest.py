@@ -218,9 +218,10 @@ def _with_number_at(numbers: tuple[int, ...], at: int, number: int) -> tuple[int
 
 
 def _smallest_file(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
-    """Return a function that gives the size of the smallest file of a Chunk, a row of parts in a file each.
+    """Return a function that gives the size in bytes of the smallest of the files that a Chunk refers to.
 
-    `files` are all files of the checkpoint. The function caches its answers.
+    A Chunk is one part of a tensor in one file, or a row of equal parts, each in a file of its own. `files` are all
+    files of the checkpoint. The function caches its answers.
     """
     sizes, known = [file.size for file in files], dict[range, int]()
 

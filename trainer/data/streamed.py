@@ -173,7 +173,7 @@ class Sharded:
         return Turns(tuple(places), saved["turn"], frozenset(saved["ended"]))
 
     def _turns(self, epoch: int) -> Turns:
-        """Return the positions of all readers at the beginning of an epoch; the first reader is read first."""
+        """Return the state at the beginning of an epoch: every reader at its start, the first reader to be asked."""
         return Turns(tuple(Place(epoch) for _ in range(self._readers)))
 
     def _reader_numbers(self) -> dict[str, int]:
@@ -204,7 +204,7 @@ class Streamed:
         self._fillers: tuple[Part, ...] = ()
 
     def place(self, epoch: int, done: int) -> int:
-        """Return the position from which the epoch continues, as the number of its samples that are over.
+        """Return the position from which the epoch continues, as the number of its samples that were used before.
 
         It is `done`, or 0, with a warning, if the stream cannot restore its position and begins the epoch again.
         """
@@ -317,7 +317,10 @@ def _kind(dataset: Any) -> Callable[[Reading, Fetching], Steps]:
 
 
 def _steps_per_epoch(reading: Reading) -> int | None:
-    """Return the number of steps in an epoch, or None if the whole stream's length is unknown."""
+    """Return the number of steps in an epoch, or None if the stream has no length, or only that of one rank's part.
+
+    The latter is assumed of a data set that has shards or splits itself.
+    """
     dataset = reading.dataset
     if has_shards(dataset) or shards_itself(dataset) or not hasattr(dataset, "__len__"):
         return None  # the length of one part does not give that of the others

@@ -169,7 +169,8 @@ def training_id(settings: Settings, environ: Mapping[str, str]) -> str:
 def rows_in(folder: Path, last: int | None, at: float) -> list[Row]:
     """Return the rows that a training wrote into `folder`, up to step `last` (None: all).
 
-    `at` is their time, the same whenever they are sent: MLflow treats another time as another value.
+    `at` becomes the time of every row. A caller that sends rows again has to give the same time again, because MLflow
+    treats a value with another time as another value.
     """
     known = read_metrics(folder) if files_in(folder) else []
     return [Row(line["step"], dict(numbers_of(line)), at) for line in known if last is None or line["step"] <= last]

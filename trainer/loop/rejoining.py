@@ -167,7 +167,8 @@ def _put_back_losses(loop: Loop, state: RankState) -> None:
 def reseed_generators(loop: Loop) -> None:
     """Seed the random generators from the setting `seed`, this rank's number and the step.
 
-    Loading a checkpoint that another number of ranks saved does the same, as the saved generators do not fit the ranks.
+    This is for a step after which other ranks train than before. Loading a checkpoint that another number of ranks
+    saved does the same, as the saved generators do not fit the ranks.
     """
     world, step = loop.training.world, loop.progress.step
     seed_all(loop.training.settings.seed, world.dp_rank)

@@ -216,7 +216,7 @@ class StepSnapshots:
         return {self.old_place[0] + self.copies.world.local_size: decoded(self.copies.kept[step]).losses}
 
     def has_drawn(self) -> bool:
-        """Return whether random numbers were drawn since this rank's state was last saved; False if none is saved."""
+        """Return whether torch has drawn random numbers since this rank's state was last saved; False if none is."""
         return self.drawn is not None and (self.drawn.torch, self.drawn.gpu) != torch_state()
 
     def take_snapshot(self, loop: Loop, step_samples: int | None, spent: Spent | None = None) -> None:

@@ -198,9 +198,9 @@ def _described(value: Any) -> Any:
 
 
 def _room(value: Any) -> Any:
-    """Return `value`, a description with tensors on the meta device, with real tensors to receive into in their place.
+    """Return an uninitialised tensor to receive into, with the shape and type of the meta tensor `value`.
 
-    Values that are no tensors are returned as they are.
+    For a Sharded, whose piece is a meta tensor, return a Sharded with such a tensor. Return any other value as it is.
     """
     if isinstance(value, Sharded):
         return Sharded(torch.empty(value.piece.shape, dtype=value.piece.dtype))

@@ -70,7 +70,10 @@ class MessageSocket:
         return None if head is None else message_in(self._read(length_of(head)) or b"")
 
     def receive_socket(self) -> socket.socket:
-        """Remove and return the first socket that came with a message. Raises FrameBroken if none did."""
+        """Remove and return the first socket that came with the messages received so far.
+
+        Nothing is received here. Raises FrameBroken if no socket is left.
+        """
         if not self._received_fds:
             raise FrameBroken("expected a socket with it, got none")
         return socket.socket(fileno=self._received_fds.pop(0))

@@ -171,8 +171,8 @@ def is_deferred() -> bool:
 def make_deferred(make: Callable[[], nn.Module]) -> nn.Module | None:
     """Return the model that `make` makes, with uninitialised parameters; None if something depends on their values.
 
-    Something does if `make` reads a value that was not initialised, draws random numbers for anything else after that,
-    or leaves such a value in a tensor that no checkpoint replaces.
+    Something does if `make` reads a value that was not initialised, leaves one in a tensor that no checkpoint replaces,
+    or, once a draw was skipped, draws random numbers for anything else, which would be other ones than without that.
     """
     deferred = _DeferredInit()
     with _watched(deferred):

@@ -150,10 +150,10 @@ class Pipeline:
         return micro_batches(samples, self.world.stages, self.settings.pp_microbatches)
 
     def train(self, inputs: Tensor, loss_of: LossOf) -> None:
-        """Run all forward and backward passes of a batch, whose inputs are the same on all ranks.
+        """Run all forward and backward passes of a batch, which add to the gradients; the optimizers are not stepped.
 
-        `loss_of(output, number)` returns the loss of a micro-batch, and is called on the last stage. All ranks of the
-        pipeline call it.
+        All ranks of the pipeline call it, with the same inputs. `loss_of(output, number)` is called on the last stage
+        alone, and returns the loss of the micro-batch with this number from the model's output for it.
         """
         self._loss_of = loss_of
         try:

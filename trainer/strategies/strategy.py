@@ -212,10 +212,10 @@ class Strategy:
             self.backward(loss)
 
     def _step_scaled(self, scaler: GradScaler, finite: Tensor) -> None:
-        """Step all optimizers with the fp16 scaler, or none if `finite`, whether all gradients are finite, is false.
+        """Step all optimizers with the fp16 scaler, then let it adapt its scale.
 
-        An optimizer without gradients is left out, as the scaler would not step it. `skips` counts whether the step was
-        done or left out.
+        No optimizer is stepped if `finite` is false, which means that a gradient is not finite. An optimizer without
+        gradients is left out, as the scaler would not step it. `skips` counts whether the step was done or left out.
         """
         if self.pipeline is not None:
             set_found_infinite(scaler, finite)

@@ -150,9 +150,10 @@ def read_pickled_bytes(data: bytes) -> object:
 
 
 def _made(name: str, arguments: tuple[Any, ...]) -> Any:
-    """Return an object in place of the call of function `name` that a pickle asks for.
+    """Return the object that stands for the result of a call in a pickle, which is not carried out.
 
-    Raises NotPlain for functions that are not needed for an array of bytes.
+    `name` is the module and the function, with a space between, such as `numpy dtype`; `arguments` are those of the
+    call. The object is an empty array to be filled, a NumPy type or bytes. Raises NotPlain for any other function.
     """
     if name in _RECONSTRUCT:
         return PickledArray()

@@ -69,8 +69,9 @@ def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> No
 def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, world: World, *, takes: bool) -> None:
     """Send the file `name` of the checkpoint `held` from rank `having` to the ranks with `takes`; all ranks call it.
 
-    These write it, with the encoded `manifest`, into `folder`. Raises TrainerError on all ranks if one could not write
-    it, and OSError or CheckpointDamaged on rank `having` alone if the file cannot be read.
+    The receiving ranks write it, with the encoded `manifest`, into `folder`. If one could not, TrainerError is raised
+    on all ranks. If the file cannot be read, OSError or CheckpointDamaged is raised on rank `having` alone; the others
+    wait until that rank's process ends.
     """
     pieces, trouble = _pieces(folder, held, name, having, world), ""
     try:

@@ -128,7 +128,7 @@ class Attention(nn.Module):
 
 
 class Feed(nn.Module):
-    """The feed-forward layer: up to four times the width, GELU, and down again."""
+    """The feed-forward layer: a linear layer to four times the width, GELU, and a linear layer back to the width."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

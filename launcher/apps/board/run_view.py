@@ -64,8 +64,10 @@ class BoardNode(msgspec.Struct, frozen=True):
 
 
 class BoardRole(msgspec.Struct, frozen=True):
-    """A role of a run beside its main role, with a script and ranks of its own; of a role with `restart: alone`, a
-    single rank. `words` says why it is in its state; `members` are its ranks.
+    """A role of a run beside its main role, with a script and ranks of its own. If each rank of the role is restarted
+    alone (`restart: alone`), each is an entry of its own.
+
+    `words` says why it is in its state; `members` are its ranks.
     """
 
     name: str

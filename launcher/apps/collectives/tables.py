@@ -34,7 +34,9 @@ def rows_of(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
 
 
 def pair_rows(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
-    """Yield a table row for each pair of nodes, with the columns of PAIR_HEADS."""
+    """Yield a table row for each pair of nodes, with the columns of PAIR_HEADS: the nodes, rate and round trip through
+    torch, rate over a plain connection, and a note if the pair is slow.
+    """
     for one in report.pairs:
         plain = rate(one.plain_bytes_per_s) if one.plain_bytes_per_s else "none"
         slow = f"slow: {one.slow}" if one.slow else ""

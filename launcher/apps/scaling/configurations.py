@@ -180,8 +180,8 @@ def _strategy_overrides(strategy: str) -> Iterator[str]:
 
 
 def _in_one_process(one: Configuration, cpus: int | None) -> Iterator[str]:
-    """Yield the overrides of a training whose GPUs are all in one process; `cpus` is the cores for each GPU (None: the
-    spec's).
+    """Yield the overrides that make `one`, a training by an older way such as nn.DataParallel, use `one.ranks` GPUs in
+    one process on one node. `cpus` is the cores for each GPU (None: the process gets those that the spec says).
     """
     yield from ("resources.nodes=1", "resources.ranks_per_node=1", f"{_BASELINE}={one.strategy}={one.ranks}")
     if cpus is not None:

@@ -169,7 +169,7 @@ class Engine:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers."""
+        """The process ids of the workers of the group that answers now; raise Refused if no model is loaded yet."""
         return sorted(worker.pid for worker in self._working.workers)
 
     def exposition(self) -> str:

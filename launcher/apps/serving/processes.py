@@ -61,8 +61,9 @@ class Loaded:
 
 
 class Link:
-    """The server's end of a connection to a process. Each message is passed to `received`, and `ended` is called once
-    when the connection ends. `unread` is set if the process exited without reading everything that was sent to it.
+    """The server's end of a connection to a process. Each message is passed to `received`. `ended` is called once, when
+    the process closes the connection or sends data that is no message, but not upon `close`. `unread` is set if the
+    process exited without reading everything that was sent to it.
     """
 
     def __init__(self, end: socket.socket, received: Callable[[Any], None], ended: Callable[[], None]) -> None:

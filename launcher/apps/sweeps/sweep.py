@@ -60,7 +60,7 @@ def begin(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None 
     """Create the folder of a sweep on the cluster `on`, and return it; raise BadInput, and create nothing, if the sweep
     cannot work.
 
-    The project is `root`, by default that of the file.
+    The project, whose code the trials run, is the folder `root`, by default the project that contains `file`.
     """
     _need_optuna()
     spec = read_request(file, on=on, overrides=overrides, root=root)

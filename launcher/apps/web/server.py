@@ -259,7 +259,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._taking = self.loop.call_later(self._limits.take_s, self.drop)
 
     def resume_writing(self) -> None:
-        """Stop the time limit within which the client must read the response."""
+        """Stop the time limit that `pause_writing` started; asyncio calls this when the client has read enough of the
+        response.
+        """
         super().resume_writing()
         if self._taking is not None:
             self._taking.cancel()

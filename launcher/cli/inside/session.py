@@ -126,7 +126,7 @@ def _raw(window: Window | None) -> Iterator[None]:
     """Put the terminal into raw mode during the body, so that every key, Ctrl-C included, is sent to the remote
     command.
 
-    Do nothing if `window` is None.
+    `window` is the terminal's size. Do nothing if it is None, as the remote command then has no terminal but pipes.
     """
     if window is None:
         yield

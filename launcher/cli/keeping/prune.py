@@ -188,7 +188,7 @@ def _plain(one: Deletion) -> PrunedRun:
 
 
 def _ask() -> None:
-    """Ask the user on the terminal whether to delete; raise Refused unless the answer is yes."""
+    """Ask the user on the terminal whether to delete; raise Refused if there is none, or unless the answer is yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise Refused("nothing was taken away: there is no terminal here to ask on", "hint: --yes takes it away")
     print("take it away? type yes: ", end="", file=sys.stderr, flush=True)

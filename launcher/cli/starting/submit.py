@@ -54,8 +54,8 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the type of each form of what `launch submit --json` prints, by a text that says when, such as
-    "--dry-run"; "" is the usual form.
+    """Return {case: type of the JSON that `launch submit --json` prints then}. A case is a text, such as "--dry-run";
+    "" is the usual one.
     """
     from launcher.plan.model import Plan  # late: only for the schema
 

@@ -242,8 +242,8 @@ def _how_to_get_weights(sweep: "Sweep", run: str) -> str:
 
 
 def _plot(sweep: "Sweep", options: argparse.Namespace) -> int:
-    """Draw the sweep in the terminal or into a picture file; return the exit code. Raise BadInput for a kind of picture
-    that a terminal cannot show.
+    """Draw the sweep into the file `options.out`, or else in the terminal; with `options.json` print JSON. Return exit
+    code 0. Raise BadInput for a kind of picture (`options.kind`) that a terminal cannot show.
     """
     if options.out is not None:
         left_out = sweep.plot(options.out, [options.kind] if options.kind else [])

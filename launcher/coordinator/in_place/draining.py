@@ -77,7 +77,9 @@ class Drainer:
         node.leaves = why
 
     def _coordinates(self, node: KnownNode) -> str:
-        """Return "coordinates the others", the reason why the node cannot leave, or "" if it does not coordinate."""
+        """Return "coordinates the others", the reason why the node cannot leave, for the plan's first node, on which
+        the coordinator runs; "" for any other.
+        """
         return "coordinates the others" if node.index == self._attempt.plan.nodes[0].index else ""
 
     def _record_request(self, node: KnownNode, why: str, stays: str) -> None:

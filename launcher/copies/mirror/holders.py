@@ -234,7 +234,10 @@ def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes],
 
 
 def _contents(home: Path, wanted: Held, name: str) -> Iterator[bytes]:
-    """Yield the bytes of a checkpoint's file in the folder `home` of this machine."""
+    """Yield, in pieces, the bytes of the file `name` of the checkpoint `wanted` in this machine's folder `home`.
+
+    Raise CheckpointDamaged if that is no regular file, and OSError if it cannot be read.
+    """
     with partial.open_file(home, wanted.step, name, wanted.kind) as file:
         while piece := file.read(_PIECE):
             yield piece

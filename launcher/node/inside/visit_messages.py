@@ -44,7 +44,7 @@ class RunCommand(msgspec.Struct, frozen=True, tag="command"):
 class AskStacks(msgspec.Struct, frozen=True, tag="stacks"):
     """A request for the Python stacks of this node's ranks, or of those in `ranks`."""
 
-    ranks: frozenset[_RankNumber] | None = None
+    ranks: frozenset[_RankNumber] | None = None  # global rank numbers; None: all of this node
 
 
 class AttachDebugger(msgspec.Struct, frozen=True, tag="attach"):

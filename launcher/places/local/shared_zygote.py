@@ -78,7 +78,7 @@ class SharedZygote:
         """
         if self._child.poll() is not None:
             self.close()
-        while not (self.ready or self.gone) and self._heard(0.0) is not None:
+        while not (self.ready or self.gone) and self._receive_kind(0.0) is not None:
             pass
         if not self.ready and time.monotonic() > self._overdue_at:
             say(f"the shared zygote has not imported all within {_IMPORT_S:g} s: runs start without it")
@@ -97,7 +97,7 @@ class SharedZygote:
             self._say({"op": "supervisor", **words}, [null, null, stderr, *fds])
         finally:
             os.close(null)
-        answer = self._heard(_ANSWER_S)
+        answer = self._receive_kind(_ANSWER_S)
         if answer is None:
             self.close()
             return False
@@ -117,7 +117,7 @@ class SharedZygote:
         with contextlib.suppress(OSError):  # it has ended, which its stream shows too
             send_arguments(self._socket, words, fds)
 
-    def _heard(self, within_s: float) -> str | None:
+    def _receive_kind(self, within_s: float) -> str | None:
         """Return the kind of the zygote's next message, such as `ready` or `forked`, or the reason as text if the
         message refuses a request. Return None if no message comes within `within_s`, or if the zygote has ended.
         """

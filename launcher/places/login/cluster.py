@@ -148,10 +148,11 @@ class LoginCluster(Place):
     # -- runs that are there
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return the login node's answer about each attempt, and copy the run's new records here; None for an attempt
-        that was only just sent.
+        """Return the login node's answer about each attempt, and copy the run's new records here. If it does not
+        answer, return what was recorded last, with the reason.
 
-        The login nodes are asked at the same time, each once.
+        The answer about an attempt that has not been sent to its login node says so; it is None if that happened during
+        this call. The login nodes are asked at the same time, each once.
         """
         asked: dict[Address, list[tuple[RunId, RunDir, AttemptDir]]] = {}
         words: dict[Path, ClusterAnswer] = {}

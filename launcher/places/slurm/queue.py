@@ -267,8 +267,9 @@ class SlurmSystem(BatchSystem):
         return steps.processes(plan, attempt, self.this_start().job)
 
     def role_processes(self, whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-        """Return the processes to start for one role of the run other than its main one; the first is the srun for the
-        role's node 0. `whole` is the plan of the run, and `plan` the part of it for this role.
+        """Return the processes to start for one role of the run other than its main one: an srun for the agent of the
+        role's node 0, then one for all its other agents, if there are any. `whole` is the plan of the run, and `plan`
+        the part of it for this role.
         """
         return steps.role_processes(whole, plan, attempt, self.this_start().job)
 

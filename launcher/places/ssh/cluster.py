@@ -45,8 +45,11 @@ class SshCluster(Place):
         self._not_mended: dict[str, LaunchError] = {}
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return the fewest GPUs and cores among the hosts of the spec's pool that have the GPUs which it asks for per
-        node (`offered` has the rule). Hosts that cannot be examined are ignored; raise LaunchError if none can be.
+        """Return what each node of the run can have at least: the fewest GPUs and cores among the hosts of the spec's
+        pool that have as many GPUs as it asks for per node. If none has so many, that is the host with most; if the
+        spec gives no number, the hosts with a GPU count, or all if none has one.
+
+        Hosts that cannot be examined are ignored; raise LaunchError if none can be.
         """
         if self._pool != spec.ssh or not self._found:
             self._found = _survey_pool(spec.ssh)

@@ -101,8 +101,8 @@ def syntax_error(text: bytes, path: str) -> str:
 
 
 def _bases(entry: str, own_folders: Iterable[str]) -> list[str]:
-    """Return the folders of the code that are on sys.path when the entry runs: its own, and `own_folders`, which are on
-    PYTHONPATH.
+    """Return the folders of the code that may be on sys.path when the file `entry` runs: all that contain it, innermost
+    first, and then `own_folders`, which are on PYTHONPATH.
     """
     return list(dict.fromkeys([*_parents(entry), *("" if folder == "." else folder for folder in own_folders)]))
 

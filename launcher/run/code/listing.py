@@ -217,7 +217,10 @@ def largest(files: Mapping[str, int], most: int = _SHOWN) -> list[tuple[str, int
 
 
 def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
-    """Return the error that the code, with the sizes in `files`, exceeds `limit` bytes, with its largest parts."""
+    """Return the error that the code exceeds `limit` bytes; its text lists the largest files and folders.
+
+    `files` has the size in bytes of each file by its path in `project`.
+    """
     total = sum(files.values())
     ways = "code.exclude" if git_names(project) is None else ".gitignore or code.exclude"
     return BadInput(

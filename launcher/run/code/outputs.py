@@ -16,8 +16,8 @@ from launcher.run.layout import RunDir
 
 
 def frozen_names(run: RunDir, plan: Plan) -> set[str]:
-    """Return the names of the files that were frozen as the run's code, or an empty set if the store has lost that
-    code.
+    """Return the paths, relative to the code's folder, of the files that were frozen as the run's code. Return an
+    empty set if the store, which keeps the unchanged original of each frozen code, has lost that of this run.
     """
     pristine = as_frozen(run, plan.code.digest)
     return {file.path for file in pristine.files} if pristine.root != run.code else set()

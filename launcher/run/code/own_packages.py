@@ -71,7 +71,7 @@ def installed_live(sites: Collection[Path]) -> list[Installed]:
 
 
 def _of_site(site: Path) -> Iterator[Installed]:
-    """Yield the editable installations of one site-packages folder."""
+    """Yield the editable installations, each a folder of packages or one package, of one site-packages folder."""
     for file in sorted(site.glob("*.pth")):
         yield from (Installed(_real(folder)) for folder in path_lines(file) if "-packages" not in str(folder))
     for finder in sorted(site.glob("__editable___*_finder.py")):

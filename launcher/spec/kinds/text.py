@@ -140,7 +140,8 @@ class InnerPath(Leaf, frozen=True):
 
     what: str  # describes it in messages
     inside: str  # the folder from which it starts, as messages call it
-    # Names that the first part of the path must not have. If set, that part must exist and not begin with a dot either.
+    # Names that the first part of the path must not have. If set, neither `.` nor a part that begins with a dot is
+    # first.
     refused: Container[str] | None = None
 
     def words(self) -> str:

@@ -101,7 +101,7 @@ class DurationRange(Leaf, frozen=True):
         return low, high
 
     def show(self, value: tuple[float, float]) -> str:
-        """Return the value as it would be written in a spec, for JSON."""
+        """Return the range (least, most), in seconds, as it would be written in a spec, such as `1s..60s`."""
         return f"{show_seconds(value[0])}..{show_seconds(value[1])}"
 
 

@@ -273,7 +273,7 @@ class MeasuredRun:
             return []
 
     def _trainer_files(self) -> list[Path]:
-        """Return the files of metrics that the trainer wrote itself."""
+        """Return the files of metrics that the trainer wrote itself; none if this reads what nodes use (`system`)."""
         return [] if self._system else files_in(self._run.metrics)
 
     def _file(self, path: Path) -> GrowingLines:

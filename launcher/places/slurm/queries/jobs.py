@@ -122,7 +122,7 @@ def _indices(piece: str) -> range:
 
 
 def _job(name: str, row: Sequence[str]) -> SlurmJob:
-    """Return the job in a row of squeue's fields, with the id `name`."""
+    """Return the job with the id `name`, of which `row` has the fields that `squeue_jobs` asks for, in its order."""
     raw_id, state, restarts, starts_at, ends_at, hosts, batch_host, reason, comment = row
     job_id, array = _identity(name)
     return SlurmJob(

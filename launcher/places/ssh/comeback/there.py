@@ -23,8 +23,11 @@ _AGAIN_S, _GIVE_UP_S = 5.0, 300.0  # the network may come up later than we
 
 
 def main(argv: Sequence[str]) -> int:
-    """Restart the supervisors of all runs in WORKDIR, or only of RUN_ID; return the exit code, which is not 0 if one
-    could not be started.
+    """Restart the supervisors of all runs in a folder, or of one run; return the exit code, which is not 0 if one could
+    not be started.
+
+    `argv` is WORKDIR, whose subfolder `runs` has the runs, and the id of the one run, if given. For all runs, try again
+    for five minutes, because the network may come up late.
     """
     os.umask(0o077)
     runs = Path(os.path.expanduser(argv[0]), "runs")

@@ -66,8 +66,8 @@ def host_index_file(attempt: AttemptDir, *, apart: bool) -> Path:
 
 
 def taken(attempt: AttemptDir) -> HostIndex | None:
-    """Return the record of this host's node number and GPUs in the attempt, or None if there is none, as on a host that
-    was not prepared for the attempt, or if it is damaged.
+    """Return the record of this host's node number and GPUs in the attempt. Return None if it is damaged or there is
+    none, because the host was not prepared for the attempt.
     """
     return readable(host_index_file(attempt, apart=True), HostIndex) or readable(
         host_index_file(attempt, apart=False), HostIndex

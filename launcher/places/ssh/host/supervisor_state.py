@@ -459,8 +459,10 @@ class SupervisorState:
         return f"{asker} does not speak for {name[:100] or 'nobody'}"
 
     def _carry_out(self, question: _ToBeDone) -> str:
-        """Carry out a request of another supervisor of the run, other than one to rejoin; return why it is refused, or
-        "".
+        """Carry out a request of another supervisor of the run: to prepare or begin an attempt, to vote for a leader,
+        to keep copied records, or to cancel, for example. A request to rejoin is not allowed here.
+
+        Return why the request is refused, or "".
         """
         match question:
             case Prepare(attempt=attempt):

@@ -79,7 +79,7 @@ class Open:
 
     @property
     def newest(self) -> Opening:
-        """Return the attempt that is being opened."""
+        """Return the log entry (number, leader and voters) of the attempt that is to be opened."""
         return self.openings[-1]
 
 
