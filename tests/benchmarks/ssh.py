@@ -309,8 +309,8 @@ def table_of_many(folder, args):
         took, own, theirs, status, asking = many(folder / f"hosts-{count}", args.pairs, count)
         shown = [took, own, theirs, theirs / count, status, asking, *logins(folder / f"logins-{count}", count)]
         rows.append(f"| {count} | {' | '.join(f'{value:.2f}' for value in shown)} |")
-    parts = "; ".join(f"{what} {ms:.0f}" for what, ms in parts_of_a_host().items())
-    cost = f"CPU time, in ms: {parts}. Disks of hosts are in memory."
+    parts = "; ".join(f"{what}, {ms:.0f}" for what, ms in parts_of_a_host().items())
+    cost = f"Their CPU time, in ms: {parts}. Disks of hosts are in memory."
     second = "The second answers the submitter, receives the run and forks the supervisor."
     rows.append(
         f"\n{COLUMNS}\n\nOn each host a submit starts two Python processes. The first checks the host. {second} {cost}"
