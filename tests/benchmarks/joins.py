@@ -141,8 +141,9 @@ def main():
     notes = (
         f"The run was the job `{args.job}` (`image` trains a ResNet-18, `mlp` a tiny MLP) with DDP, on one "
         f"or two nodes (`nodes: 1..2`) with one rank each (seed {args.seed}). A node without contact counts "
-        f"as lost after {args.lease_s:g} s. Every process of one node was killed at once; the rank of the "
-        f"other node continued alone. Then the lost node returned. In the row `launch` (`recovery: {{mode: "
+        f"as lost after {args.lease_s:g} s. Every process of one node was killed at once, the cut. The rank of "
+        "the other node continued alone: `cut to next step` is the time from the cut to its next step. Then the "
+        "lost node returned. In the row `launch` (`recovery: {mode: "
         "warm}`) the remaining rank starts again from a checkpoint, and the returned node waits for the "
         "next failure. In the row `launch, hot` (`mode: hot`) the remaining rank keeps its process, and the "
         "rank of the returned node joins while it trains. For this the remaining rank `stands still`: this "

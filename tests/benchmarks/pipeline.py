@@ -54,8 +54,9 @@ FSDP_NOTES = (
     "the lowest and the highest ratio."
 )
 CUT_NOTES = (
-    "The model has a first block that takes eight times as long as each of its seven other blocks; the "
-    "blocks only wait, as for a GPU, so that other work on the machine matters little. `by layers` "
+    "The model is an embedding (layer 0), eight blocks (layers 1 to 8) and a linear layer (layer 9). The first "
+    "block takes eight times as long as each of the seven others; the blocks only wait, as for a GPU, so that "
+    "other work on the machine matters little. `by layers` "
     "(`pp_cut: layers`) gives each of the two stages the same number of layers; `by time` (`pp_cut: time`) "
     "cuts by the measured time of each layer. `time, of layers` is the speed of `by time` divided by that "
     "of `by layers`: the median of the pairs, and in brackets the lowest and the highest ratio."
