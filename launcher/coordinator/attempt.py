@@ -149,7 +149,7 @@ class Attempt:
         return self.nodes.quorum_shortfall(self.nodes.followers(self.mono))
 
     def next_number(self) -> int:
-        """Return the number that the next generation will have."""
+        """Return a number for a new generation; each call returns the next number, which is then taken."""
         self._numbered += 1
         return self._numbered
 

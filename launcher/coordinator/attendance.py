@@ -115,8 +115,10 @@ class Attendance:
         self._nodes.settle(node)
 
     def expire_leases(self) -> Iterator[Loss]:
-        """Yield a loss for each lease that has expired. A node may have two leases: its agent's, and that of its
-        previous agent, which is not known to have exited.
+        """Mark each agent whose lease has expired as lost, record that, and yield the Loss (which node, which ranks,
+        why); the caller decides what becomes of the ranks.
+
+        A node may have two leases: its agent's, and that of its previous agent, which is not known to have exited.
         """
         evidence = f"no heartbeat for {self._lease_s:g} s"
         while overdue := self._nodes.overdue(self._ledger.mono):

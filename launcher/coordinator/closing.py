@@ -37,8 +37,8 @@ class Aftermath:
         return event
 
     def _draft_failure(self, found: Verdict, *, in_place: bool = False) -> Event:
-        """Return the event for a failure without recording it; `in_place` says that survivors continue in place after
-        it.
+        """Return the event that describes a failure, from the verdict `found` (cause, rank, node, text and so on),
+        without recording it. `in_place` says that the surviving ranks continue in their processes after it.
         """
         return self._attempt.ledger.draft(
             "failure",

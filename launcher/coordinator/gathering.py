@@ -33,7 +33,9 @@ class Gathering:
         self._full_at: float | None = None  # since when there are as many as can be used, but not the preferred ones
 
     def deadlines(self) -> list[float]:
-        """Return the times at which `complete` or `may_succeed` may change although no node reports anything."""
+        """Return the times at which the answer of `complete` (can a generation be opened now?) or of `may_succeed` (can
+        there still be enough nodes?) may change although no node reports anything. Some may be in the past.
+        """
         spare_at = [] if self._full_at is None else [self._full_at + SPARE_S]
         returns = self._nodes.returning(-inf).values()
         return [self._open_at, self._wait_until, self._give_up_at, *spare_at, *returns]

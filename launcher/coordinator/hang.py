@@ -189,9 +189,9 @@ def _mismatch(ranks: Sequence[RankLook]) -> HangVerdict | None:
 
 def _differing(seq: int, ops: Sequence[tuple[RankLook, Collective]], ranks: Sequence[RankLook]) -> HangVerdict | None:
     """Return the verdict if ranks of a group entered its collective number `seq` with different operations or shapes,
-    else None. The verdict puts the fault on the fewest ranks that did the same.
+    else None. If the ranks are divided by what they called, the smallest of these sets is at fault.
 
-    `ops` has each rank that entered it, with its call; `ranks` are all ranks that were inspected.
+    `ops` has each rank that entered the collective, with its call; `ranks` are all ranks that were inspected.
     """
     names = Counter(one.op for _, one in ops)
     if len(names) > 1:

@@ -77,8 +77,10 @@ class Links:
     def are_known(self, choose: Callable[[], Sequence[int]]) -> bool:
         """Return whether ranks may start, as far as links matter, on the nodes that `choose` returns.
 
-        Return False while links are being measured, and after a node was excluded for slow links. This is called on
-        every event, so `choose` is called only if links are measured at all and no measurement is under way.
+        If the links of one of these nodes' agents were not measured yet, start that and return False, as long as it
+        lasts. Then exclude nodes whose links are too slow, and return False if there are any: the caller calls again
+        and chooses others. This is called on every event, so `choose` is called only if links are measured at all
+        (`recovery.health`) and no measurement is under way.
         """
         attempt = self._attempt
         if not attempt.rules.health or len(attempt.plan.nodes) < 2:

@@ -80,7 +80,9 @@ class CopyHold:
 
     @property
     def holds(self) -> bool:
-        """Return whether messages are being held back."""
+        """Return whether a hold has begun and was not released yet, even if no message waits: `pass_on` now keeps all
+        that it gets, except records and answers to heartbeats.
+        """
         return self._held is not None
 
     def pass_on(self, effects: Iterable[Out]) -> list[Out]:

@@ -81,8 +81,11 @@ class Stragglers:
 
 
 def clock_of(message: messages.Entered, sent_at: float, received_at: float) -> NodeClock:
-    """Return an estimate of a node's clock, as NTP makes it, from an answer that came at `received_at` to a question
-    sent at `sent_at`, both by the coordinator's clock.
+    """Return by how many seconds a node's clock is ahead of the coordinator's, and how far wrong that may be, as NTP
+    estimates them.
+
+    The coordinator sent a question at `sent_at` and received the answer, `message`, at `received_at`, both by its own
+    clock; the answer says when, by the node's clock, the question came and the answer left.
     """
     ahead_s = ((message.asked_at - sent_at) + (message.answered_at - received_at)) / 2
     travelled_s = (received_at - sent_at) - (message.answered_at - message.asked_at)

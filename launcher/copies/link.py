@@ -120,8 +120,10 @@ async def linked(
 
 
 def ring_neighbour(start: Start, steps: int) -> ReplicaAddress | None:
-    """Return the member `steps` places after the node that got `start` in the ring of members (the generation's nodes),
-    before it if `steps` is negative. Return None if it is the only member, or if a member has no server.
+    """Return the address of the replica server of the node that is `steps` places after this one, or before it if
+    `steps` is negative, in the ring of members (the generation's nodes), as `start`, this node's order, gives it.
+
+    Return None if this node is the only member, or if any member has no server.
     """
     if start.group_world_size < 2 or len(start.replicas) < start.group_world_size:
         return None

@@ -113,8 +113,9 @@ class Replication:
             self.keeps = await asyncio.to_thread(self._files.look_at, "step", step) is not None
 
     async def settle(self) -> str:
-        """Wait until this node's files of the newest committed step have their second copies, or were given up after
-        some time of failures; return why they have none, or "". Older steps may still wait.
+        """Wait until this node's files of the newest complete checkpoint have been copied to the next node, or the
+        copier has given up after failing for some time; return why they were not copied, or "". Older checkpoints may
+        still have no copy then.
         """
         return await self._copier.settle()
 

@@ -173,8 +173,8 @@ def hot_variables(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dic
 
 
 def _role_variables(plan: Plan) -> dict[str, str]:
-    """Return the variables that give ranks of this role the addresses of the other roles; none in a run of one
-    program.
+    """Return the variables that give ranks the name of their role, LAUNCH_ROLE, and the addresses of the ranks of each
+    role, LAUNCH_ADDR_NAME; none in a run of one program.
     """
     addresses = {f"LAUNCH_ADDR_{name.upper()}": ",".join(some) for name, some in plan.addresses.items()}
     return {"LAUNCH_ROLE": plan.role, **addresses} if plan.role else {}

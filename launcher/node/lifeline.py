@@ -141,7 +141,8 @@ class Lifeline:
     def heartbeat(self, heartbeat: messages.Heartbeat) -> None:
         """Send the heartbeat with a new sequence number and record when it was sent, or drop it without a connection.
 
-        Its ranks are left out if they are as in the last heartbeat and the coordinator permits that (`welcomed`).
+        Its part about the ranks is left out if nothing in it has changed since the last heartbeat, provided that the
+        coordinator's Welcome permits that.
         """
         if self._wire is None:
             return
@@ -207,7 +208,9 @@ class Lifeline:
             await asyncio.sleep(_RETRY_S)  # a coordinator that accepts and then drops us is not called at full speed
 
     async def wait_until_expired(self, watch: LeaseWatch) -> None:
-        """Return once the lease has expired, by the time that `watch` counts, or the watchdog has ended the ranks."""
+        """Wait until the lease has expired or the watchdog has ended the ranks. `watch` decides how much of the lease
+        is left, because time for which the node was suspended may not count.
+        """
         while not self._lease.broken and (left_s := watch.left_s(self._lease.until)) > 0:  # noqa: ASYNC110 - as above
             await asyncio.sleep(min(left_s, _LOOK_S))  # a Welcome ends the long first wait
 

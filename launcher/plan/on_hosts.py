@@ -127,8 +127,9 @@ def _most_of(plan: Plan, hosts: range) -> HostShare:
 
 
 def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
-    """Return the ids or indexes of this role's GPUs among those in `visible`, a host's CUDA_VISIBLE_DEVICES (None or
-    "": all, by index).
+    """Return the GPUs of this role (the plan's) on a host, as CUDA_VISIBLE_DEVICES names them: by index or id.
+
+    `visible` is that variable's value on the host; if it is None or "", the host's GPUs are named by index.
 
     Return None if nothing has to be chosen here: a run of one program uses all of them, and where one machine plays all
     nodes, the plan names the GPUs of each.

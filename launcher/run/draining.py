@@ -29,14 +29,16 @@ class MoveAnswer:
         return next(iter(self._answers()[self._before :]), None)
 
     def _answers(self) -> list[Event]:
-        """Return all events so far that answer a request to move ranks off this node."""
+        """Return all events so far that answer a request to move ranks off this node, those from before this reader
+        included.
+        """
         events = read_lines(self._run.events, Event)
         return [event for event in events if event.kind in (MOVED, NOT_MOVED) and event.node == self.node]
 
 
 def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
-    """Record that the nodes, by index, are to have no ranks for the rest of the attempt; each has a reason, which is ""
-    if a user asked.
+    """Record that these nodes, by index, are to have no ranks for the rest of the attempt, in addition to those asked
+    for before. Each has a reason, which is "" if a user asked.
     """
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()

@@ -542,7 +542,7 @@ class AgentProcesses:
         self._agents += agents
 
     def drop(self, agents: Sequence[AgentProcess]) -> None:
-        """Stop watching the agents, which have ended."""
+        """Stop watching these agents, which have ended, and let their zygotes' standbys exit."""
         for agent in agents:
             agent.dismiss_standby()
             self._agents.remove(agent)
@@ -637,8 +637,10 @@ class AgentProcesses:
         return dead
 
     def _lost(self, pid: int, status: int) -> None:
-        """End what the dead agent `pid` left behind. Plan the agent's restart after a delay, unless it exited because
-        all is done or a newer attempt took over, or its exit ends the attempt.
+        """End the processes that the dead agent `pid` left behind, and plan its restart after a delay. `status` is its
+        wait status: an agent that exited because all is done, or because a newer attempt took over, is not restarted.
+
+        Nor is the one whose end is the attempt's. A pid that is no agent's is ignored.
         """
         agent = next((agent for agent in self._agents if agent.pid == pid), None)
         if agent is None:

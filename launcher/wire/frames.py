@@ -535,7 +535,9 @@ class WireServer(Generic[In, Out]):
                 self._drop(oldest.peer, TimeoutError("no proof in time"))
 
     def _set_timer(self, moment: float) -> None:
-        """Have the loop call `_drop_overdue` at `moment`, by the loop's clock, instead of at the time set before."""
+        """Have the event loop call `_drop_overdue`, which drops the peers that have not proved the key in time, at
+        `moment` by the loop's clock. This replaces the call that was set before, if any.
+        """
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(moment, self._drop_overdue)

@@ -318,7 +318,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
     """coordinator → agent: the answer to Join, with the length in seconds of the lease under which the node's ranks may
     run.
 
-    `brief` means that this coordinator understands `Heartbeat.same`, which those of older versions do not.
+    `brief` means that this coordinator understands `Heartbeat.same` (nothing about the ranks has changed since the
+    heartbeat before), which those of older versions do not.
     """
 
     lease_s: float

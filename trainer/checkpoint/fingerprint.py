@@ -382,7 +382,11 @@ class Block:
     lengths: tuple[int, ...]
 
     def needs(self) -> list[Need]:
-        """Return the saved parts that make up the block, with where each lies in it."""
+        """Return the pieces from which the block is read.
+
+        Each has the saved part of the tensor that contains it, where it begins in that part and in the block, and its
+        size.
+        """
         box = (self.offsets, self.lengths)
         return [need for row in self.entry.rows for need in needed(self.name, box, row)]
 

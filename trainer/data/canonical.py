@@ -50,9 +50,10 @@ class Canonical:
             yield step
 
     def saved(self, after: int | None) -> Any:
-        """Return the position `after` and the number of shards, as a checkpoint stores them; None if `after` is None.
+        """Return what a checkpoint stores of the position `after`: a dict of it and the number of shards.
 
-        `after` is the number of the next slot.
+        `after` is the number of the next slot; None (no position) and 0 (the start of the epoch) are returned as they
+        are.
         """
         return after and {"slot": after, "shards": self._reading.dataset.shards}
 

@@ -124,10 +124,10 @@ class InProcess:
 def start_fetchers(
     open_work: Callable[[int], Work], fetching: Fetching, dataset: Any, *, most: int | None = None
 ) -> Fetchers:
-    """Start and return the workers that `fetching` asks for, at most `most`; without any, an InProcess.
+    """Start as many worker processes as `fetching` asks for, at most `most` (None: no limit), and return them.
 
-    `open_work(number)` is called in each worker and returns the function that does its tasks. `dataset` is the data set
-    that the tasks read.
+    If it asks for none, the result does the tasks in this process. `open_work(number)` is called in each worker and
+    returns the function that does its tasks. `dataset` is the data set that the tasks read.
     """
     if not fetching.workers:
         return InProcess(open_work(0))

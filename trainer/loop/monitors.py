@@ -63,7 +63,7 @@ class EarlyStopping(Callback):
             training.end(f"early stopping: {self.bad} validations without a better {self.monitor}", stays=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and the number of validations since."""
+        """Return the best value of `monitor` so far (`best`), and how many validations since were no better (`bad`)."""
         return {"best": self.best.value, "bad": self.bad}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -201,9 +201,10 @@ class Piped:
     def _merged_answer(self, answers: list[Answer], *, known: bool) -> Answer:
         """Return on all ranks one answer, merged from `answers`, those for the parts of a batch.
 
-        Only the last stage has them; other stages pass an empty list. Without `known`, if the answers have no count,
-        nothing is sent: the answer's loss is 0 and it has no other values. Raises TrainerError if the names of the
-        values are not those of the first answer.
+        Only the last stage has them; other stages pass an empty list. The last stage sends the merged values to the
+        others, unless `known` is False, because nobody needs them, and the loss function returns no count: then every
+        rank gets an answer with the loss 0 and no other values. Raises TrainerError if the names of the values are not
+        those of the first answer.
         """
         pipeline = self._pipeline
         if self._shape is None:

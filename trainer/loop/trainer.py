@@ -403,7 +403,11 @@ class Trainer:
         return self._made
 
     def _prepare_in_reserve(self) -> None:
-        """Do in a reserve process what can be done before it becomes a rank: make the model, run a first pass."""
+        """Make the model and run a first pass, so that the process can become a rank quickly.
+
+        It is called in a process in reserve, which waits to replace a lost rank. The random generators are left as they
+        were.
+        """
         generators = state_of_generators()
         module = self._make_deferred()
         if module is not None and self._step is None:
@@ -547,9 +551,9 @@ class Trainer:
         return SeveralEvaluations(each)
 
     def _evaluation(self, training: Training, data: Any, prefix: str, average: Average | None = None) -> Evaluation:
-        """Return the evaluation of one data set.
+        """Return an object that evaluates the model on the data set `data` when it is called for.
 
-        `prefix` begins the names of its values; with `average`, the averaged weights are evaluated.
+        `prefix` begins the names of the values that it computes; with `average`, it evaluates the averaged weights.
         """
         settings, world = self.settings, training.world
         samples = settings.validation_samples(world.dp_size)

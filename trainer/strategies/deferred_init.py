@@ -237,7 +237,7 @@ def _replaced(module: nn.Module) -> set[int]:
 
 
 def _values(args: Any, kwargs: Any) -> Iterator[Any]:
-    """Yield an operation's arguments, and the items of lists in place of the lists."""
+    """Yield an operation's arguments, with the items of a list or tuple in place of it; lists inside others stay."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, list | tuple):
             yield from value

@@ -35,10 +35,12 @@ def sharded(
 ) -> Wrapped:
     """Shard the module over the ranks, each of `units` separately and then the rest; return it wrapped.
 
-    All ranks call it. Under zero2 parameters are whole for all passes of a step, else gathered block by block. `rows`
-    is given if the module is on the meta device: by a parameter's name, the rows of it that this rank keeps. `mesh`,
-    from `mesh_over`, is given if the module's layers are divided on it. With `deferred` all ranks are about to load the
-    same weights and need not send them.
+    All ranks call it. They begin with rank 0's weights, which are sent to the others; with `deferred` nothing is sent,
+    because all ranks are about to load the same weights from a checkpoint.
+
+    Under zero2 parameters are whole for all passes of a step, else gathered block by block. `rows` is given if the
+    module is on the meta device: by a parameter's name, the rows of it that this rank keeps. `mesh`, from `mesh_over`,
+    is given if the module's layers are already divided on it (tensor parallel).
     """
     # What is not on the device yet travels by the group of the CPUs.
     group = world.control if settings.offload or rows is not None else None

@@ -12,7 +12,10 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def no_syncing(_: bool) -> AbstractContextManager[None]:
-    """Return a context that does nothing, for a model whose passes reduce no gradients."""
+    """Return a context that does nothing, for a model whose passes reduce no gradients.
+
+    It stands for a function whose argument says whether the pass is the step's last, which reduces the gradients.
+    """
     return _NOTHING
 
 

@@ -273,7 +273,7 @@ def _number(question: _Question, name: str, usual: float) -> float:
 
 def _count(question: _Question, name: str, usual: int) -> int:
     """Return the number in a query parameter as an integer from 0 to 10^12, the nearest if it is outside, or `usual` if
-    it is not given.
+    it is not given. Raise BadInput for text that is no number.
     """
     return int(max(0.0, min(_number(question, name, usual), 1e12)))
 

@@ -88,8 +88,8 @@ class Batcher(Generic[Client]):
         return len(self._queue)
 
     def takes(self, count: int) -> bool:
-        """Return whether a request with `count` more inputs is accepted: at most `most_waiting` inputs may wait at a
-        time. A larger request is accepted if nothing else waits.
+        """Return whether a request with `count` more inputs is accepted: with it at most `most_waiting` inputs may be
+        without an answer, in the queue or being computed. If none is, a request of any size is accepted.
         """
         return self._clients + count <= self._most or self._clients == 0
 

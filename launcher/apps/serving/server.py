@@ -229,7 +229,11 @@ class ServingRules:
         return cls(access, most_bytes)
 
     def refusal(self, request: HTTPConnection) -> Response | None:
-        """Return the response with which the request is refused, or None if it is allowed."""
+        """Return the response with which the request is refused, or None if it is allowed.
+
+        Besides the host name or the token (which /health does not need), this checks that the body of a POST is JSON
+        and that no body is longer than `most_bytes`.
+        """
         if self.access is None and not is_this_machine(request):
             return _error(421, "not a name of this server")
         if self.access is not None and request.url.path != _FREE and not self.access.has_token(request):

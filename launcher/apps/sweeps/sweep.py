@@ -268,7 +268,10 @@ class Sweep:
         return self.wait()
 
     def resume(self) -> None:
-        """Resume a sweep that was stopped, or whose conducting process has died; raise Refused for any other."""
+        """Resume a sweep that was stopped, or whose conducting process has died; raise Refused for any other.
+
+        This starts a background process on this machine, which submits the remaining trials, and returns once it is up.
+        """
         state = self.status()
         if state.state not in ("stopped", "lost"):
             hint = f"hint: launch sweep add {self.id} --trials 20" if state.state == "succeeded" else ""

@@ -37,7 +37,8 @@ def fetch(
     bring_logs: Callable[[], Mapping[str, LaunchError]],
     holders: Callable[[], Holders],
 ) -> list[str]:
-    """Fetch logs, metrics and a checkpoint (`newest` with the best, `none`, or a step); return a line of text for each.
+    """Fetch logs, metrics and a checkpoint; return a line of text for each thing fetched. `checkpoint` is "newest" (the
+    newest, and the one that was saved as the best), "none", or the step of one.
 
     If the newest or best checkpoint cannot be fetched, an older one is, and then the error is raised. `theirs` tells
     whether an attempt's ranks wrote on other machines; `bring_logs` fetches logs and returns errors by machine;

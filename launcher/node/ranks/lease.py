@@ -175,8 +175,11 @@ class LeaseWatch:
         self._until, self._slept_before_s = 0.0, 0.0
 
     def left_s(self, until: float) -> float:
-        """Return the seconds until the lease expires at the time `until` by `boottime`. Time spent suspended since the
-        last renewal does not count, unless this node's rule (`AfterSuspend`) is COUNTS.
+        """Return the seconds until the lease expires, negative if it has. `until` is the time of its end, as the last
+        renewal set it, by `boottime`, a clock that runs on while the node is suspended.
+
+        The lease lasts longer by the time for which the node was suspended since that renewal, unless the node's rule
+        (`AfterSuspend`) is COUNTS.
         """
         slept_s = self._waking.slept_s
         self._waking.now()

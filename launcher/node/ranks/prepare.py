@@ -224,7 +224,9 @@ class Preparation:
         return self._zygote
 
     async def fill_reserve(self, start: Start) -> None:
-        """Start as many reserve processes as the spec asks for, for ranks like those of `start`."""
+        """Start reserve processes until there are as many as the spec asks for that can become ranks of a generation as
+        large as that of `start`; do not wait until they are ready. If the zygote has died, it is replaced first.
+        """
         await self.renew()
         await self.reserve.fill(self._fresh_starter, start)
 

@@ -246,8 +246,8 @@ def _job_has_ended(job: QueuedJob) -> bool:
 
 
 def _arrays_known(run: RunDir) -> set[str]:
-    """Return the submit tokens of all arrays whose runs have records in the folder that holds `run`, or in another of
-    this user's folders of runs.
+    """Return the submit tokens of the jobs that contain several runs each (job arrays) and have a readable record, in
+    the folder that holds `run` or in another of this user's folders of runs.
     """
     roots = {run.path.parent, *(path.parent for _, path in registered())}
     folders = [folder for root in roots for folder in root.glob(f"{BATCH_PREFIX}*")]

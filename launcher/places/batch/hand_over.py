@@ -112,7 +112,9 @@ def _known(queue: BatchSystem, handover: Handover) -> _FoundJob | None:
 
 
 def submit_token_on(job: QueuedJob, run: RunDir) -> str:
-    """Return which of the run's submit tokens the job shows, or "" if it shows none of them and is another run's."""
+    """Return which of the run's submit tokens the job shows, or "" if it shows none of them, so that it must not be
+    taken for this run's. In an array the job must also be the element that has the run's number.
+    """
     index = job.element[1] if job.element is not None else None
     return next(
         (

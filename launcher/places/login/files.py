@@ -275,8 +275,9 @@ def holders_of(run: RunDir, checkpoint: str = "newest") -> Holders:
 class LoginDisk:
     """A login node as a machine that has checkpoints of a run.
 
-    `there` is the run's id on it, `checkpoint` what is to be fetched, `role` a role other than the main one, and
-    `token` the submit token of a run that is about to be created there.
+    `there` is the run's id on it. `checkpoint` says which one will be fetched ("newest", a step or "none"), so that the
+    login node can first copy it from other hosts. `token` is needed only to send files: it is the submit token of the
+    run that gets them, which is about to be created there.
     """
 
     address: Address

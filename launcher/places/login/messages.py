@@ -247,7 +247,7 @@ class EndRun(msgspec.Struct, frozen=True, tag="cancel"):
 
 class IncludeNodes(msgspec.Struct, frozen=True, tag="forgive"):
     """A request to let a run use nodes again that it excludes: the named hosts, or all if none is named. → list of
-    Exclusion
+    Exclusion, those that were removed
     """
 
     run: RunId

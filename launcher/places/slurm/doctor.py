@@ -132,8 +132,10 @@ class SlurmTrials(TrialJobs):
 
 
 def trial_of(request: DoctorRequest, shape: Shape) -> SlurmTrials:
-    """Return the object that submits trial jobs and reads their state. A job has the number of nodes that the request
-    gives (else 2), at most the nodes of `shape`, and fits what all of them have.
+    """Return the object that submits trial jobs, which examine the nodes they run on, and reads their state.
+
+    `shape` says how many nodes of the chosen partitions take jobs, and which GPUs, memory and time limit each of these
+    has. A job asks for no more than that, and for as many nodes as the request says (2 if it says nothing).
     """
     nodes = min(request.nodes or 2, max(1, shape.nodes))
     srun = [

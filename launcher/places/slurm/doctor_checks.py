@@ -155,8 +155,8 @@ def _preempted(rules: PartitionRules | None) -> str:
 
 
 def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
-    """Return the finding about when a job of one node could start: at `starts_at` (Unix time), while `now` is the
-    current time. If `starts_at` is None, `words` are Slurm's reason why it would refuse the job.
+    """Return the finding about when a job of one node could start, `now` being the current Unix time: ok with the time
+    `starts_at`, however late, or a problem if that is None, because Slurm would refuse the job for the reason `words`.
     """
     if starts_at is None:
         hint = "--partition, --account and --qos here, and those of slurm in a spec, ask for others"
@@ -185,10 +185,11 @@ def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedit
 
 
 def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
-    """Return the finding whether Slurm requeues runs. It is a warning if `default` is None.
+    """Return the finding whether Slurm requeues runs: ok, or a warning if `default` is None.
 
-    `default` is Slurm's setting JobRequeue, or None if Slurm does not show it. `expedites` is True if runs use Slurm's
-    expedited requeue, by which a job that loses a node is requeued at once and comes first.
+    `default` is Slurm's setting JobRequeue, or None if Slurm does not show it; False is no problem, because runs ask to
+    be requeued. `expedites` is True if runs use Slurm's expedited requeue, by which a job that loses a node is requeued
+    at once and comes first.
     """
     how = (
         "; after a lost node at once and first (enable_expedited_requeue), so its jobs end with exit code 0"

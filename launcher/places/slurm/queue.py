@@ -122,9 +122,10 @@ class SlurmSystem(BatchSystem):
         return self.config.cluster or ""
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
-        """Return the whole batch script for sbatch, with the submit token. Its early output goes to `where`, the folder
-        of the run or of an array. Nodes in `avoid` are excluded, except those without which the job would not have as
-        many nodes as it needs.
+        """Return the whole batch script for sbatch, with the submit token. What the job prints before the run has a log
+        of its own goes to `where`, the folder of the run or, if several runs are one job array, of the array.
+
+        Nodes in `avoid` are excluded, except those without which the job would not have as many nodes as it needs.
         """
         bearable, dependency = self._avoidable(plan, avoid), dependency_of(plan.awaited)
         return script.script_of(plan, submit_token, where, bearable, dependency, expedites=self.expedites)
@@ -179,8 +180,8 @@ class SlurmSystem(BatchSystem):
         ask(cancel(job))
 
     def fate(self, job: str) -> Fate:
-        """Return what Slurm is doing with the job of this process, which was asked to exit, by scontrol: it may be
-        requeued, preempted, out of time or cancelled.
+        """Return why Slurm asked this process to exit, by what scontrol shows of its job: it was requeued, preempted or
+        cancelled, or its time is over, or Slurm is not ending it at all; UNKNOWN if scontrol does not show it.
         """
         return fate_of(ask(show_job(job), in_job=True).out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 

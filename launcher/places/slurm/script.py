@@ -152,7 +152,9 @@ def fewest_nodes(plan: Plan) -> int:
 
 
 def gres_of(plan: Plan, share: HostShare) -> str | None:
-    """Return the value of --gres for each node: the spec's, or the GPUs in `share`, or None if there is neither."""
+    """Return the value of --gres for each node: the spec's or, without one, the number of GPUs in `share`, which is
+    what the run needs on a node; None if it needs none.
+    """
     return plan.spec.slurm.gres or (f"gpu:{share.gpus}" if share.gpus else None)
 
 

@@ -36,8 +36,8 @@ _LOST_HINT = "look whether it is well; the others were measured without it"
 class TimedLogin:
     """A connection to a host, made as a run would make it, and the time that this took."""
 
-    line: Line
-    key: str  # the key that the host accepted
+    line: Line  # the open connection
+    key: str  # which of the user's keys the host accepted: the path of its file, or a text
     took_s: float  # seconds
 
 

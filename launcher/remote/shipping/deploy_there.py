@@ -41,8 +41,8 @@ def main(arguments: str) -> None:
 def alone(lock: str, patience_s: float = 60.0) -> int | None:
     """Return a descriptor that holds the file lock, so that only one process at a time installs.
 
-    Return None if the lock is not free within `patience_s`, or if the file system has no locks: two that install at the
-    same time do no harm.
+    Return None if the lock is not free within `patience_s`, or if the file system has no locks; the caller then
+    installs without it, because two processes that install at the same time do no harm.
     """
     until, held = time.monotonic() + patience_s, os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:

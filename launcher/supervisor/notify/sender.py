@@ -229,7 +229,8 @@ def _first_role(run: RunDir, number: int) -> str:
     """Return the name of the role whose records are in the run's own folder, so that messages name it like the other
     roles.
 
-    Return "" if the run has no other roles or a main one, with which it ends, or if the plan cannot be read.
+    Return "" if the run has only one program, or a main role (no name is needed for it), or if the plan of attempt
+    `number` cannot be read.
     """
     try:
         plan = read_plan(run, number)

@@ -149,8 +149,8 @@ class Slots:
         return len(by_priority | {one for one in ahead if one.turn > mine.turn} | (ahead & self._earlier))
 
     def _in_the_way(self, seen: Occupancy) -> list[SlotHolder]:
-        """Return the holders of slots that this run could use if they were free: of its kind (GPU or CPU) and, for
-        GPUs, among those that it may use.
+        """Return the holders of slots that this run could use if they were free: slots of its kind (GPU or CPU) and,
+        for GPUs, those that it may use. `seen` says who holds slots of this machine now.
         """
         kind = self._waiter.kind
         return [holder for holder in seen.taken(kind) if kind == CPU or holder.number in self._gpus]

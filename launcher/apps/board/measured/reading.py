@@ -222,7 +222,9 @@ class MeasuredRun:
         return tables[0].steps, tables[0].at, tables[0].columns[name]
 
     def since(self, name: str, step: int) -> list[tuple[int, float, float]]:
-        """Return the points (step, time, value) of a metric after `step`."""
+        """Return the points (step, Unix time, value) of the metric `name` with greater steps than `step`, in order of
+        steps; an empty list for a metric that the run does not have.
+        """
         tables = [one for one in (self._reported, self._written) if name in one.columns]
         found: dict[int, tuple[int, float, float]] = {}
         for one in tables:

@@ -143,10 +143,11 @@ def _tree(pid: int) -> list[int]:
 
 
 def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
-    """Wait on the first node until its agent has exited. Pass a stop that `wakeup` receives meanwhile on to the batch
-    process as SIGTERM, and the warning of a preemption as SIGUSR1.
+    """Wait on the first node until its agent has exited. Meanwhile pass the first signal that `wakeup` receives on to
+    the batch process: a stop as SIGTERM, the warning of a preemption as SIGUSR1.
 
-    With a GraceTime, Slurm signals a preemption only to the tasks of steps, so that the first node needs a task for it.
+    If a partition has a GraceTime, Slurm signals a preemption only to tasks that srun has started, and not to the batch
+    process, so that the first node needs such a task, which calls this.
     """
     while (agent := read_record(attempt.agent(0), AgentRecord)) is None and not wakeup.stop_asked:
         wakeup.sleep(STEP_S)

@@ -210,7 +210,10 @@ def refused_finding(said: str, words: QueueNames) -> Finding:
 
 
 def trial_findings(trial: Trial, expected: Expected, words: QueueNames) -> Iterable[Finding]:
-    """Yield the findings about everything that the nodes reported, compared with what is `expected` of them."""
+    """Yield the findings about everything that the nodes of the job reported, compared with what is `expected` of them.
+
+    `words` are the names of the scheduler and its programs, for the texts.
+    """
     stopped = read_stopped(trial.log)
     if trial.state.exit_code in list(Stage) and trial.hosts and not stopped:
         stopped = {trial.hosts[0]: (trial.state.exit_code, "")}  # the batch script itself came no further

@@ -183,8 +183,8 @@ def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:
 
 
 def _enter_newest(supervisor: SupervisorState) -> bool:
-    """Change to the newest attempt that this host knows, and return True if the run has not ended with it, as far as is
-    known here. Return False and change nothing if the attempt's plan is not on this disk.
+    """Change to the newest attempt that this host knows, if the supervisor is not in it yet, and return whether the run
+    still goes on, as far as is known here. Return False and change nothing if the attempt's plan is not on this disk.
     """
     number = supervisor.ballot.voter.newest.attempt
     if not supervisor.plan.disks_apart and (last := newest(supervisor.run)) is not None:

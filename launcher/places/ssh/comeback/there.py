@@ -55,8 +55,8 @@ def _restart_supervisor(run: RunDir) -> bool:
 
 
 def _come_back(run: RunDir) -> int:
-    """Start the run's supervisor with the launcher version of this process, unless it runs already or nothing of the
-    run is open here. Return the exit code: 0, or UNREACHABLE after an error, which is printed.
+    """Start the run's supervisor with the launcher version of this process, unless it runs already, or the run has
+    ended or had no part on this host. Return the exit code: 0, or UNREACHABLE after an error, which is printed.
     """
     try:
         receive.come_back(run)

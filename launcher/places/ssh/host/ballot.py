@@ -103,7 +103,9 @@ class Ballot:
         return self.voted[0] > attempt
 
     def vote(self, asked: Vote) -> None:
-        """Record this host's vote for the candidate in `asked`."""
+        """Record this host's vote for the candidate in `asked`, who asks to lead a new attempt; `against_vote` must
+        have found no reason to refuse it.
+        """
         self.keep(self.voter.vote(_request(asked)))
 
     def against_record(self, replica: Replica) -> str:

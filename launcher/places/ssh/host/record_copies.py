@@ -50,8 +50,8 @@ class KeptRecord:
     events), lines of that type.
     """
 
-    path: Path
-    kind: Any  # a type, as msgspec decodes it
+    path: Path  # where this host has its copy
+    kind: Any  # the class or other type of a record, which msgspec decodes from JSON
 
     def check(self, data: bytes) -> None:
         """Decode the data as a record of this type; raise one of the errors in `launcher.run.durable.NOT_JSON` if it is

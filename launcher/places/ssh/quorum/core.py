@@ -166,8 +166,9 @@ class Voter:
     def against_vote(self, asked: RequestVote, mine: Records, *, hears_leader: bool) -> str:
         """Return why the vote is refused, or "" if it is given.
 
-        `mine` are this host's records. `hears_leader` says that its leader is not silent; only that leader gets the
-        vote then.
+        The candidate must ask to lead an attempt newer than those that this host knows, and its records of the run must
+        be at least as new as `mine`, this host's. With `hears_leader`, the leader of this host's newest attempt is not
+        silent, and only that leader gets the vote.
         """
         if (asked.attempt, asked.candidate) == self.voted:
             return ""  # the answer was lost, and is given again
@@ -192,8 +193,8 @@ class Voter:
         return records.as_new_as(mine)
 
     def carries(self, others: Collection[Host]) -> bool:
-        """Return whether this host and `others` are enough voters in each of its attempts: to be elected, open an
-        attempt, or commit an entry.
+        """Return whether this host and `others`, which agree with it, are enough to be elected, open an attempt, or
+        commit an entry: in each attempt that this host keeps, they must be enough of that attempt's voters.
         """
         together = {self.me, *others}
         return all(opening.carried_by(together, self.me) for opening in self.openings)

@@ -172,7 +172,7 @@ class PoolHandover:
         """Send the checkpoints from which the run would continue to the plan's hosts that lack them; return the errors
         of hosts that failed, by host.
 
-        Raise NotStarted if a checkpoint is needed and no host or this machine can provide it.
+        Raise NotStarted if a checkpoint is needed and neither a host nor this machine can provide it.
         """
         disks, failed = disks_of(clients, plan.run_id, plan.spec.checkpoint.dir)
         if failed:
