@@ -984,9 +984,10 @@ def status_so_far(run: Run) -> tuple[RunStatus, str]:
 
 
 def _discovered(ref: str) -> Path | None:
-    """Ask each cluster of the clusters file for a run with this id that was submitted on another machine.
+    """Ask the clusters of the clusters file for a run that was submitted on another machine, and whose id is `ref` or
+    begins with it.
 
-    Return the run folder that is made here for it, or None if no cluster has such a run.
+    Return the folder that is made on this machine for the first such run, or None if no cluster has one.
     """
     from launcher.places.clusters_file import clusters_file, named_clusters  # late: it reads YAML
 

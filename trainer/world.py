@@ -290,7 +290,10 @@ class Membership:
             leave(self.world)
 
     def _leave_at_exit(self) -> None:
-        """Leave the group at exit, except in a forked process or after an uncaught error."""
+        """Destroy the process group at exit.
+
+        Do nothing in a forked process, which is no member of it, or after an uncaught error.
+        """
         if self._process != os.getpid() or getattr(sys, "last_value", None) is not None:
             return
         leave(self.world)

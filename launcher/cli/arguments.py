@@ -111,8 +111,8 @@ class Arguments(argparse.ArgumentParser):
         self.add_argument("--tls-key", metavar="FILE", type=Path, help="the key of --tls-cert, in PEM")
 
     def takes_command(self) -> None:
-        """Let the words of another command follow after `--`; argparse does not parse them, because it would take
-        options for ours.
+        """Let the words of another command follow after `--`; `parse_args` puts them into `options.command`. argparse
+        does not parse them, because it would take their options for those of this command.
         """
         self._takes_command = True
         self.usage = f"{self.format_usage().removeprefix('usage: ').strip()} -- COMMAND [ARGS ...]"

@@ -173,8 +173,8 @@ class Inquiry:
         self._pause_s, self._ends = AGAIN_S, False
 
     def _is_silent(self, mono: float) -> bool:
-        """Return whether no step was made, and some rank that has reported before was silent, for longer than the
-        pauses so far explain (`StepTimes.suspicious_s`).
+        """Return whether, for longer than the pauses so far explain (`StepTimes.suspicious_s`), no rank has made a new
+        step and at least one rank was silent. A rank that has reported nothing yet does not count as silent.
         """
         limit_s = self._times.suspicious_s()
         if self._times.still_s(mono) <= limit_s or mono - self._active_from <= limit_s:

@@ -46,8 +46,8 @@ class Links:
         self._forget(None)
 
     def _forget(self, gathering: Gathering | None) -> None:
-        """Drop all measurements. Later ones count for `gathering`, one wait for enough nodes (None: no wait has begun
-        yet).
+        """Drop all measurements. A node's links are measured once in each wait for enough nodes to start ranks:
+        `gathering` is the wait for which later measurements count (None: no wait has begun yet).
         """
         self._of = gathering  # what was measured before a failure does not count after it
         self._found: dict[Pair, MeasuredLink] = {}

@@ -40,8 +40,9 @@ class Opener:
         self._links_are_known = links_are_known
 
     def open_if_ready(self) -> None:
-        """Open the next generation if the first node and as many as the plan needs are ready; the first generation also
-        waits some time for the others.
+        """Open the next generation if the first node and, with it, as many nodes as the plan needs at least are ready.
+        The attempt's first generation also waits some time for the plan's other nodes; after a failure the remaining
+        nodes continue at once.
 
         End the attempt if that was requested, a newer start of the run took over, its time is up, too few nodes can
         become ready, or a checkpoint that it waits for has not come in time. In any other case do nothing yet.

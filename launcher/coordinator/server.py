@@ -240,8 +240,9 @@ class CoordinatorServer:
         self._handle(message)
 
     def _look_for(self, node: int, process: ProcessId) -> None:
-        """Check in the background, a few times, whether the process of an agent that has no connection is dead, and
-        report the agent as dead once it is; nothing is reported of a process on another machine.
+        """Check in the background, a few times, whether the process of node `node`'s agent, which has no connection, is
+        dead. Once it is, give the state machine the event that this agent is dead; if it runs, or is on another
+        machine, give none.
         """
         self._keep_until_done(self._prove_death(node, process))
 

@@ -76,8 +76,8 @@ class Buddies:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def note(self, step: int) -> None:
-        """Record that ranks of this node have a snapshot of `step`, and let the background copying fetch that of the
-        previous node in the ring, whose ranks have one of that step too, or will soon.
+        """Record that ranks of this node have a snapshot of `step`, and wake the task that copies in the background: it
+        then fetches the snapshot that the previous node in the ring has of that step, or will have soon.
         """
         if step != self._noted:
             self._noted = step
@@ -195,8 +195,8 @@ class Buddies:
         return newest.step
 
     async def _fetch(self, link: ReplicaLink, into: Snapshots, held: Held) -> int:
-        """Fetch the snapshot `held` over `link` into the folder `into`, and return its size in bytes; if that fails,
-        delete what has arrived.
+        """Fetch the snapshot `held` over `link` into the folder `into`, and return its size in bytes. If that fails,
+        delete what has arrived, and raise the error.
         """
         save = Save.of(held)
         whole_manifest, manifest = await peer.manifest(link, save)

@@ -35,7 +35,9 @@ class DiskFailed(Exception):
 
 
 async def inventory(link: ReplicaLink) -> list[Held]:
-    """Return the checkpoints that the peer has; raise WireError for an entry that is malformed."""
+    """Return the peer's list of the checkpoints on its disk, committed ones and drafts. Raise WireError if an entry is
+    malformed.
+    """
     listed = await _ask_for(link, protocol.List(), list[Held])
     try:  # others receive it from the caller
         converted([(one.kind, one.step, one.digest) for one in listed], list[protocol.Save])
@@ -106,10 +108,11 @@ async def report_damaged(link: ReplicaLink, get: protocol.Get) -> None:
 
 
 async def copy(link: ReplicaLink, files: ReplicaFiles, put: protocol.Put, pace: Throttle) -> None:
-    """Send the peer the file of `files` that `put` offers, at the pace of the throttle; on return the file is on the
-    peer's disk.
+    """Offer the peer the file that `put` describes, and send it from `files`, at the pace of the throttle, unless the
+    peer has it already. On return the file is on the peer's disk.
 
-    Raise SaveGone if the file does not exist here, and TimeoutError if the peer does not answer the offer.
+    Raise SaveGone if the file is not in `files`, TimeoutError if the peer does not answer the offer, and WireError if
+    the file has another size here or the connection breaks.
     """
     size = await asyncio.to_thread(files.size, put.save, put.name)
     if size != put.size:

@@ -106,8 +106,10 @@ class Copier:
         self._more.set()
 
     async def settle(self) -> str:
-        """Wait until the checkpoint of the newest step has been copied to the next node, or was given up. From now on
-        it goes before older ones. Return "", also if there is no next node, or the reason why it has no copy.
+        """Wait until the checkpoint of the newest step has been copied to the next node, or was given up; until then,
+        copy it before older ones. Return "" if it was copied or there is no next node, else why there is no copy.
+
+        Call it at the end of a generation: the order stays the same until the next one begins.
         """
         rest, working = self._rest, self._working
         self._ends = True

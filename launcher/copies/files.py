@@ -218,8 +218,8 @@ class ReplicaFiles:
         return self._folder / folder_name(save.step, save.kind)
 
     def _manifest(self, save: Save) -> bytes | None:
-        """Return the manifest of the committed checkpoint with the save's kind and step, even if that is another save;
-        return None if there is no such checkpoint.
+        """Return the manifest of the committed checkpoint that has the kind and step of `save`, or None if there is
+        none. It may be another checkpoint than `save`: its digest is not compared.
         """
         return self._read(save.kind, save.step)
 

@@ -40,7 +40,9 @@ class NodeMemory(ReplicaFiles):
         return self._holder(save).open(save, name)
 
     def commit(self, save: Save) -> None:
-        """Raise SaveGone unless this node has the snapshot; a snapshot in memory needs no commit."""
+        """Answer a request to commit a checkpoint, which on a disk renames its draft: do nothing, because a snapshot in
+        memory needs no commit, but raise SaveGone if this node does not have it.
+        """
         self.manifest(save)
 
     def _holder(self, save: Save) -> ReplicaFiles:

@@ -132,7 +132,7 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="t"):
 
 
 class Go(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
-    """The message after which the peer sends the contents that it has offered."""
+    """The answer to an Offer or a Put: the peer is to send the contents that it has offered."""
 
 
 class InPlace(msgspec.Struct, frozen=True, tag="have", tag_field="t"):

@@ -89,7 +89,8 @@ def measured(members: Sequence[Member], tell: Callable[[str], None] | None = Non
     """Measure the links between the members, first in one direction of a pair and then in the other, and return them.
 
     With `flood` the rates are measured, else round trips only. `tell` (None: nothing) is called with a line at each
-    round. Members that cannot take part record the reason.
+    round. A member that others cannot reach, or that stops to answer, takes no further part; its `closed` or `lost`
+    says why. A few slow links are measured again at the end, one at a time, and the faster result counts.
     """
     token = secrets.token_hex(32)
     named = {one.name: one for one in members}

@@ -126,8 +126,8 @@ class Readiness:
                 self._line.send_once(messages.Noted(node, "health_unknown", f"node {node} was not checked: {one.text}"))
 
     async def _watch_kernel(self) -> None:
-        """Watch the kernel log, and send the coordinator the first report of a failing device, so that ranks leave the
-        node before the device fails.
+        """Watch the kernel log until a device is reported as failing, and send the coordinator this first report, so
+        that ranks leave the node before the device fails. If the log cannot be read, only send an event that says so.
         """
         node, gpus = self._home.node.index, self._home.plan.gpus_per_node > 0
         try:

@@ -80,8 +80,8 @@ def _unseen_readiness(whole: JobSpec) -> Iterator[Misfit]:
 
 
 def _gpus_asked(specs: Mapping[str, JobSpec], firsts: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
-    """Yield (names of roles that share nodes, number of GPUs that they ask for together on each node); `firsts` has the
-    index of each role's first host.
+    """Yield (names of roles that share nodes, number of GPUs that they ask for together on each node). `firsts` has the
+    index of each role's first host; roles with the same first host share nodes.
     """
     for first in dict.fromkeys(firsts.values()):
         names = [name for name in specs if firsts[name] == first]

@@ -70,7 +70,9 @@ class ParamikoChannel:
             return
 
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
-        """Return (new stdout, new stderr) after waiting up to `wait_s`, or None once both have ended."""
+        """Return (new stdout, new stderr), after waiting up to `wait_s` for output if there is none; both are empty if
+        none has come. Return None once both streams have ended.
+        """
         ended = self._session.eof_received or self._session.closed
         if said := self._new_output():
             return said

@@ -332,8 +332,8 @@ def io_counts(pid: int) -> dict[bytes, int]:
 
 
 def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:
-    """Yield the pids of the processes below `root`; processes for which `enter` returns False are left out together
-    with all below them.
+    """Yield the pids of the descendants of the process `root`, without itself. A process for which `enter` returns
+    False is left out together with its own descendants.
     """
     children = _children_by_parent()
     stack = [root]

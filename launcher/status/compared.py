@@ -132,9 +132,9 @@ def _differing(table: Table) -> Table:
 
 
 def _differing_environment(sides: Sequence[Side]) -> Table:
-    """Return the facts about the environment that differ between runs that recorded it.
+    """Return the facts about the environment, such as GPUs and driver, that differ among the runs that recorded it.
 
-    Of a run that recorded none, only the interpreter is compared.
+    The interpreter is compared over all runs, because it is in the plan of a run that recorded nothing, too.
     """
     found = _table(sides, _environment)
     recorded = {

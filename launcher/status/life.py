@@ -172,7 +172,7 @@ class _Timeline:
         self._newest: int | None = None  # step that was known when the last generation ended
 
     def extend(self, event: Event) -> None:
-        """Extend the timeline by one event."""
+        """Extend the timeline by one event; ignore an event of an attempt that a later one has followed already."""
         if not self._stretches:
             self._enter(Doing.WAITING, event.at, event)
         if event.attempt < self._now.attempt:

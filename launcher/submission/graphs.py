@@ -186,9 +186,9 @@ class StepPlan:
     """The plan and the code of a step, whose run starts once the steps that it `needs` have succeeded."""
 
     name: str
-    needs: tuple[str, ...]
+    needs: tuple[str, ...]  # names of other steps
     plan: Plan
-    code: CodeList
+    code: CodeList  # the files that are frozen for its run
 
 
 def prepare_steps(file: Path, *, on: str, overrides: tuple[str, ...]) -> list[StepPlan]:

@@ -127,9 +127,11 @@ def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -
 
 
 def misspelt_arguments(spec: JobSpec, root: Path, files: Collection[str]) -> list[Misfit]:
-    """Return a problem for each option in `run.args` that resembles one of the script's, but is not one.
+    """Return a problem for each option in `run.args` that the script does not declare, but whose name is nearly that of
+    an option which it declares.
 
-    The list is empty if the script is not among `files`, the paths of the code in the project `root`.
+    The list is empty if the script is not among `files`, the paths of the code in the project `root`, or if it cannot
+    be parsed or accepts unknown options.
     """
     script = os.path.normpath(os.path.join(spec.run.workdir, spec.run.script or ""))
     if spec.run.script is None or script not in files or not spec.run.args:

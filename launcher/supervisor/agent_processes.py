@@ -272,8 +272,8 @@ class AdoptedAgent(AgentProcess):
         return signal.SIGKILL if code is None else code << 8
 
     def died(self, status: int) -> None:
-        """Record that the process has ended with the wait status that `ended` returned, and kill the run's processes
-        that it left behind. They did not become children of this one, so nothing else ends them.
+        """Record that the agent has ended with the wait status that `ended` returned, and kill the run's processes that
+        it left behind. They did not become children of this supervisor, so nothing else ends them.
         """
         super(AdoptedAgent, self).died(status)
         if self.handle != -1:

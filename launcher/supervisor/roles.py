@@ -291,8 +291,8 @@ class RolesOfRun:
         return settle_end(part.run, attempt, part.plan, status)
 
     def _is_ready(self, part: _Part, attempt: AttemptDir) -> bool:
-        """Return whether the role is ready, by the condition that its spec names, such as an open port or a text in its
-        log.
+        """Return whether the role, or the one rank of it that is this `part`, is ready in its attempt, by the condition
+        that the role's spec names, such as an open port or a text in the log.
         """
         way = self._ready.get(part.plan.role) or Readiness()
         first, count = part.plan.role_rank, part.plan.nodes_max * part.plan.ranks_per_node

@@ -235,11 +235,12 @@ def _smallest_file(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
 
 
 def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
-    """Return a problem as text if parts of a tensor overlap; None if none do.
+    """Return a problem as text if parts of a tensor, its `rows`, overlap; None if none do.
 
-    As the sizes of all parts add up to the tensor's, other elements would then never be written. The parts of a sharded
-    tensor can be separated by straight cuts across its dimensions. Only parts that cannot be are compared pairwise; if
-    that takes over 40,000 pairs, this is the problem, so that no manifest takes long.
+    In a whole checkpoint the sizes of all parts add up to the tensor's, so that with an overlap some elements would be
+    in no part. Straight cuts across the tensor's dimensions first divide the parts into groups, and separate all parts
+    of a tensor that was sharded. Only parts in one group are compared pairwise; if that needs over 40,000 pairs, this
+    is the problem, so that no manifest takes long.
     """
     groups = [[Chunk(0, 0, row.offsets, _lengths(row)) for row in rows if 0 not in row.lengths]]
     for _ in range(_MOST_CUTS):

@@ -230,10 +230,10 @@ def _ranges_of_block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequen
 def _ranges_of_rows(
     parts: Sequence[tuple[Chunk, int]], dim: int, rows: int, shape: Sequence[int], item: int
 ) -> Iterator[Place]:
-    """Yield in order the ranges of bytes of `rows` successive indexes along `dim`, which lie in the same saved parts.
+    """Yield the ranges of bytes that hold `rows` successive indexes along dimension `dim` of a tensor, in order.
 
-    Each of `parts` comes with the offset in its file where the rows begin. `shape` is that of the tensor, and `item`
-    the size of an element in bytes.
+    All these indexes are in the same saved parts. Each of `parts` comes with the offset in its file where the first of
+    the indexes begins. `shape` is that of the tensor, and `item` the size of an element in bytes.
     """
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim + 1 :]) == tuple(shape[dim + 1 :]):

@@ -164,9 +164,9 @@ class CanonicalReader:
 
 
 def check_shards(dataset: Any, sharing: Sharing) -> None:
-    """Raise BadSettings if the data set has fewer shards than there are ranks, or more shards than a batch has samples.
+    """Raise BadSettings unless the stream's number of shards is from the number of ranks to the samples of a batch.
 
-    `sharing` has both numbers.
+    `sharing` has these two limits, as `world_size` and `batch_size`.
     """
     shards = dataset.shards
     if type(shards) is not int or shards < sharing.world_size:

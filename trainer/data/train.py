@@ -160,7 +160,7 @@ class SharedPlace:
         return self._data.shared_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, before the rank's own position is loaded."""
+        """Restore what `state_dict` returned; the rank's own position has to be loaded after it."""
         self._data.load_state_dict(state)
 
 

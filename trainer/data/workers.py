@@ -268,9 +268,10 @@ def _portable(error: Exception) -> Exception:
 
 
 def _leave_signals_to_the_rank(settings: _WorkerSettings) -> None:
-    """Do nothing on signals that the rank handles, such as SIGTERM: they are sent to the whole process group.
+    """Have this worker do nothing on signals that the rank handles, such as SIGTERM.
 
-    Then unblock them, by setting the rank's own signal mask, which is in `settings`.
+    They are sent to the whole process group, of which the worker is a part. Then unblock them, by setting the rank's
+    own signal mask, which is in `settings`.
     """
     signal.set_wakeup_fd(-1)  # the rank's own pipe
     for number in _OF_THE_RANK:

@@ -251,7 +251,7 @@ class SeveralEvaluations:
         return {name: value for one in self._each for name, value in one.run(after_batch).items()}
 
     def names(self) -> list[str] | None:
-        """Evaluate one batch of each set, and return the names of all values.
+        """Evaluate one batch of each set and return the names of the values that `run` would return; all ranks call it.
 
         Returns None if one of the sets is a stream, as a batch that is read from it would be lost.
         """

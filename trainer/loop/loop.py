@@ -200,9 +200,9 @@ class Loop:
             self._validate()
 
     def _train_epoch(self) -> bool:
-        """Train the rest of an epoch; return True if the loop has to stop before the training's end.
+        """Train the rest of an epoch; return True if the loop has to stop there, or go back to a checkpoint.
 
-        Raises TrainerError if a whole epoch has no batch.
+        Returns False at the end of the epoch or of the training. Raises TrainerError if a whole epoch has no batch.
         """
         begun, first = self.data.samples_done, self.progress.step
         self.left = None if self.epoch_samples is None else self.epoch_samples - begun

@@ -189,9 +189,9 @@ class Schedules:
             one.step()
 
     def validated(self, values: Mapping[str, float], monitor: str) -> None:
-        """Step the schedulers that depend on a monitored value, after a validation with these values by name.
+        """Step the schedulers that depend on a monitored value (ReduceLROnPlateau); call it after each validation.
 
-        `monitor` is the name of that value.
+        `values` has the results of the validation by name, and `monitor` is the name of the monitored one.
         """
         for one in self.each.values():
             one.validated(values, monitor)

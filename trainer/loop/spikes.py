@@ -32,7 +32,8 @@ class Spikes:
     def take(self, loss: float) -> bool:
         """Return whether the loss is a spike, and count it, or else add it to the running median.
 
-        NaN is neither a spike nor added.
+        A loss that is no spike ends a row of spikes. NaN is neither a spike nor added, and without a median there are
+        none.
         """
         usual = self.usual
         if usual is not None and usual > 0 and loss > self._factor * usual:
@@ -60,6 +61,6 @@ class Spikes:
         return {"total": self.total, "in_a_row": self.in_a_row, "losses": list(self._losses)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the counts of spikes and the last losses."""
+        """Restore the counts of spikes and the last losses, as `state_dict` returned them."""
         self.total, self.in_a_row = state["total"], state["in_a_row"]
         self._losses = deque(state["losses"], maxlen=_WINDOW)

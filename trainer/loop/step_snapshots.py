@@ -253,10 +253,11 @@ class StepSnapshots:
             self.source = Source.of(loop.checkpointer.subjects)
 
     def keep_part(self) -> None:
-        """Set `part` to this rank's shards of a model that is about to be rebuilt, without copying.
+        """Set `part` to this rank's shards, just before its model is rebuilt without them.
 
-        `part` becomes None if an update is under way or the shards cannot be sent to another rank. Sets `source`, the
-        tensors that the shards are taken from, to None, so that the rest of the old model is freed.
+        They are then put into the new model, or sent to another rank; they are not copied. `part` becomes None if an
+        update is under way or the shards cannot be sent. Sets `source`, the tensors that the shards are taken from, to
+        None, so that the rest of the old model is freed.
         """
         self.part = None
         if not self.updating and self.snapshot is not None and self.source is not None:

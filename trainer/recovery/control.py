@@ -79,7 +79,10 @@ class Control:
         return bool(self._ready(0, self._at_step_end))
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable once there is a message that cannot wait."""
+        """Return the descriptor of the pipe for messages that cannot wait for the end of a step: ranks were replaced.
+
+        It is readable once there is such a message, or launch has closed its end of the pipe.
+        """
         return self._urgent
 
     def close(self) -> None:

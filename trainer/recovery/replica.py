@@ -47,7 +47,12 @@ class Snapshot:
     def of(
         cls, step: int, objects: Mapping[str, Stateful], optimizers: Mapping[str, Optimizer], loop: Mapping[str, Any]
     ) -> "Snapshot":
-        """Return a snapshot of the objects, of the optimizers' groups, and of `loop`, the training loop's own state."""
+        """Return a snapshot of the state right after step `step`; later changes of that state do not change the
+        snapshot.
+
+        It has the states of `objects`, the options of the optimizers' parameter groups, such as the learning rate, and
+        `loop`, the training loop's own state.
+        """
         groups = {
             key: [{name: value for name, value in group.items() if name != "params"} for group in one.param_groups]
             for key, one in optimizers.items()

@@ -129,7 +129,7 @@ def multiply(gradients: Iterable[Tensor], factor: Tensor) -> None:
 
 
 def by_device_and_type(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
-    """Return this rank's values of the gradients, grouped by device and type."""
+    """Return this rank's values of the gradients, as `plain` returns them, in one list for each device and type."""
     found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         numbers = plain(gradient)

@@ -150,9 +150,9 @@ def _mesh_problems(settings: StrategySettings, world: World) -> Iterator[str]:
 
 
 def _unused_settings(settings: StrategySettings) -> Iterator[str]:
-    """Yield a message for each changed setting without effect.
+    """Yield a message for each setting that differs from its default, but has no effect.
 
-    It belongs to other strategies, or to activation checkpointing, which is off.
+    Such a setting is for other strategies than the chosen one, or for activation checkpointing, which is off.
     """
     plain = StrategySettings()
     for name in ("recompute_every", "recompute_keeps"):

@@ -95,7 +95,10 @@ class Strategy:
 
     @property
     def copies(self) -> frozenset[int]:
-        """The other ranks that have the same parameters and optimizer state as this one."""
+        """The other ranks that have the same parameters and optimizer state as this one.
+
+        Empty with `mesh` or the strategy zero1: there no rank counts as a copy of another.
+        """
         if self.settings.mesh or self.settings.strategy == "zero1":
             return frozenset()
         size = shard_size(self.settings, self.world) if self.settings.strategy in SHARDS else 1

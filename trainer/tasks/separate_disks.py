@@ -115,9 +115,9 @@ def missing_on_all(answers: Answers, world: World, leaders: tuple[int, ...]) -> 
 
 
 def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> None:
-    """Copy all shards to rank 0's disk; all ranks call it.
+    """Copy every complete shard of answers that rank 0's disk lacks to that disk; all ranks call it.
 
-    `leaders` gives for each rank the rank that reads and writes files on its disk.
+    `leaders` gives for each rank the rank that reads and writes files on its disk. One shared disk needs no copies.
     """
     if len(set(leaders)) == 1:
         return

@@ -62,9 +62,10 @@ class Text:
 
 
 def open_text(path: Path | None, *, length: int) -> Text:
-    """Return windows of `length` bytes of the file at `path`; None: of the sources of Python's own library.
+    """Return windows of the file at `path`, for training and, from the file's end, for validation.
 
-    Raises BadSettings if there is too little text.
+    Each has `length` bytes to predict, and one byte before these. With None the text is the sources of Python's own
+    library. Raises BadSettings if there is too little text.
     """
     text = python_library() if path is None else _file(path)
     end = len(text) - min(len(text) // _VALIDATION_SHARE, _MOST_VALIDATION_BYTES)

@@ -197,11 +197,12 @@ _TO_BE_LEFT = "to be left"
 
 
 def _sources_by_name(there: Iterable[str], known: set[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """Return, by a tensor's name in the model, its name in the file.
+    """Return {the name that the model would have for a tensor: its name in the file}, for the tensors of a file.
 
-    `rename` maps regular expressions to replacements, and is applied to the names in the file (`there`) first. If none
-    of these is in `known`, the names in the model, a wrapper's prefix such as `module.` is removed, and names without
-    it are left out. Raises BadSettings if two names become one, or if a regular expression is invalid.
+    `rename` maps regular expressions to replacements, and is applied to the names in the file (`there`) first. If no
+    name is then one of the model's (`known`), a wrapper's prefix such as `module.` is removed with which some would be,
+    and the names that do not begin with it are left out. Raises BadSettings if two names become one, or if a regular
+    expression is invalid.
     """
     found: dict[str, str] = {}
     for name in there:

@@ -115,7 +115,7 @@ def board_row(status: RunStatus, about: About, figures: Figures, group: RunGroup
 
 
 def _metrics(status: RunStatus) -> dict[str, Number]:
-    """Return {metric: its newest value}; NaN and infinity are text, such as `nan`."""
+    """Return {metric: the newest value that the run reported of it}; NaN and infinity are text, such as `nan`."""
     words = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
     odd = {name: words[one.value] for name, one in status.not_finite.items()}
     return {**named_numbers(status.metrics), **odd}

@@ -31,8 +31,8 @@ class ComparedRows:
 
 
 def is_of_the_training(metric: str) -> bool:
-    """Return whether a metric must be equal in every run: one whose name tells whether larger or smaller is better,
-    such as a loss, and the learning rate or a norm. A rate or a time need not be.
+    """Return whether a metric must be equal in every run: the learning rate, a norm, or one whose name tells whether
+    larger or smaller is better, such as a loss. Other metrics need not be equal, as they may be times or speeds.
     """
     return better(metric) != 0 or metric in _ALSO
 

@@ -273,8 +273,8 @@ def with_causes(
     once_more: FinishedRun | None,
     metrics: Collection[str] = (),
 ) -> ComparedRun:
-    """Return `found`, the comparison of `run` with the `undisturbed` one, with the causes that usually lead to such a
-    difference, and the step from which two undisturbed runs differ, too.
+    """Return `found`, the comparison of `run` with the `undisturbed` one, with two facts more: the usual causes of such
+    a difference, and the first step at which two undisturbed runs differ from each other (None: at none, or not known).
 
     `once_more` is a second undisturbed run, or None if that failed. `metrics` are the metrics to compare; if empty, all
     but rates and times.

@@ -46,7 +46,7 @@ def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tup
 
 def held_at(kills: Sequence[PlannedKill], ranks: int) -> str:
     """Return text for the trainer such as `20@1,40@0`, STEP@RANK: after which steps which ranks have to wait, in order
-    to be killed.
+    to be killed. `ranks` is the number of ranks of the run, among which each kill selects its victim.
     """
     return ",".join(f"{one.step}@{one.among(ranks)}" for one in kills)
 

@@ -84,9 +84,11 @@ def points_in(file: Path) -> list[Point]:
 
 
 def _points(file: Path, keys: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[Point]:
-    """Yield a point for each of `lines`, the lines of a CSV file after the first; empty values are left out.
+    """Yield a point for each of `lines`, the lines of a CSV file after the first, which has the options' names, `keys`.
+    An empty value leaves its option out of the point.
 
-    A blank line is skipped. Raise BadInput for a line with more or fewer values than `keys`, or with only empty ones.
+    A blank line is skipped. Raise BadInput, which names `file` and the line, for a line with more or fewer values than
+    `keys`, or with only empty ones.
     """
     for number, line in enumerate(lines, 2):
         if not line:

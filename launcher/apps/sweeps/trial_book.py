@@ -81,8 +81,8 @@ def pruner_of(stop: EarlyStop) -> pruners.BasePruner:
 
 
 def suggested(trial: Trial, space: Mapping[str, Dimension]) -> Point:
-    """Return the point of a trial: the values that it has, and for all other options of `space` values that Optuna
-    chooses.
+    """Return the point of a trial: a value for each option of `space`, in order, that applies with the values before
+    it. A value that the trial has already is kept; Optuna chooses the others.
     """
     point: dict[str, Any] = {}  # what is suggested of values is one of them
     for key, one in space.items():
@@ -279,10 +279,11 @@ def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | 
 
 
 def enqueue_extensions(sweep: SweepDir, trials: Sequence[tuple[TrialNote, int]], overrides: Sequence[str]) -> None:
-    """Queue trials that train the runs of `trials` further with `overrides`; each is given with the number of its run's
-    newest attempt, after which the run is to be resumed.
+    """Queue a new trial for each of `trials`: it has the same options, and continues that trial's run with `overrides`,
+    such as more steps. `trials` are pairs (trial, the number of its run's newest attempt); the run is to be resumed
+    after that attempt.
 
-    A conductor may be running meanwhile.
+    It does no harm if the process that conducts the sweep runs meanwhile.
     """
     study = load_study(study_name=sweep.id, storage=_storage(sweep))
     for note, attempt in trials:

@@ -81,7 +81,9 @@ class WebServer(uvicorn.Server):
 
 
 class Door:
-    """The part of a server that accepts connections, and drops the oldest ones beyond its limits."""
+    """The part of a server that accepts connections. If there are more than its limits allow, in all or from one
+    address, it drops the oldest ones on which no request had the token.
+    """
 
     def __init__(
         self, config: uvicorn.Config, state: Any, listening: socket.socket, limits: Limits, tls: ssl.SSLContext | None,

@@ -284,8 +284,8 @@ class Drainer:
         return self._moving is not None
 
     def _settle(self, node: KnownNode) -> None:
-        """Record as an event that the ranks of `node` have moved, or, if it still has ranks, that they do not move; the
-        move is over then. It is called once the ranks of the next generation run.
+        """Record the end of the move of the ranks of `node` as an event: they run on other nodes now, or, if `node` is
+        a member of the new generation too, they do not move. It is called once the ranks of that generation run.
         """
         self._forget()
         members = self._attempt.current.members

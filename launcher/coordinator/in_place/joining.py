@@ -169,7 +169,7 @@ class Joiner:
                     attempt.closing.waits.add(node.index)
 
     def _ranks(self, joining: Joining) -> Iterator[Rank]:
-        """Return the ranks that are to join."""
+        """Yield the ranks of the generation to be opened that are on the nodes which join."""
         return (rank for rank in joining.generation.ranks if rank.node in joining.newcomers)
 
 

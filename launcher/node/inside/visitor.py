@@ -22,7 +22,9 @@ class VisitorConnection:
         self._lines: list[bytes] = []
 
     def begin(self) -> Question:
-        """Send the greeting and return the visitor's question; raise EOFError if the visitor disconnects."""
+        """Send the greeting, wait for the visitor's question, with which every visit begins, and return it. Raise
+        EOFError if the visitor disconnects.
+        """
         write_all(self._sink, greeting())
         while not self._lines:
             self._read()

@@ -76,7 +76,9 @@ class Home:
 
     @property
     def hot(self) -> bool:
-        """Return whether ranks may keep their processes when another rank is replaced, as with `recovery.mode` hot."""
+        """Return whether surviving ranks may keep their processes when another rank is replaced: the plan allows it, as
+        with `recovery.mode` hot, and the node has the folder in memory that this needs.
+        """
         return self.notes is not None
 
     @property

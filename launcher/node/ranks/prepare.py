@@ -284,9 +284,9 @@ class Preparation:
     async def _start_zygote(self) -> str:
         """Start a zygote and wait for its imports.
 
-        Return "", or why the user's interpreter can run neither a zygote nor a rank, because it ended before it began
-        to import. If a zygote dies later, while importing, return "" too: one that got SIGKILL is started again at the
-        next call; else the node does without a zygote from now on, and starts a new interpreter for each rank.
+        Return "" unless the user's interpreter can run neither a zygote nor a rank, because it ended before it began to
+        import; then return why. If a zygote dies later, while importing, ranks can still start, and the result is "":
+        after a SIGKILL the next call starts a zygote again, else each rank gets a new interpreter from now on.
         """
         why = ""
         if self._usable:

@@ -137,10 +137,10 @@ class Reserve:
                 signal_process(known, signal.SIGKILL)
 
     def hand_over(self, environment: Mapping[str, str], log: Path, tell: TellDeath) -> int | None:
-        """Make a ready process in reserve the rank with this environment and return its pid, or None if no process is
-        ready.
+        """Make a process in reserve the rank with this environment and return its pid. Return None if no process is
+        ready, or if those that are have begun with other sizes, such as WORLD_SIZE, than the environment has.
 
-        Its output then goes to the file `log`, and `tell` is called with the rank's death.
+        The output of the process then goes to the file `log`, and `tell` is called with the rank's death.
         """
         process = next((one for one in self._processes if one.can_be(environment) and one.is_ready), None)
         before, self._asked_in = self._asked_in, int(environment["LAUNCH_GENERATION"])

@@ -204,9 +204,9 @@ class ZygoteLink:
             self._writer.write(_line(words))
 
     def _died(self, death: Death) -> None:
-        """Complete `death`, and end the connection once all that the zygote has sent is read.
+        """Record the zygote's death, and end the connection once all that the zygote has sent is read.
 
-        Only then do pending forks fail: a rank that the zygote reported as forked lives on.
+        Pending forks fail only after that, because what is still unread may report one of them: such a rank lives on.
         """
         if not self.death.done():
             self.death.set_result(death)

@@ -79,8 +79,8 @@ def _ignoring_full_disk() -> Iterator[None]:
 
 
 def _submit_unsubmitted(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
-    """Submit the attempt if it has no job, the process that should have submitted it has ended, and it was not meant
-    for another cluster than `here`.
+    """Submit the attempt if it has no job and the process that should have submitted it has ended; leave it alone if it
+    was meant for another cluster than `here`. If that fails for good, record the end of the attempt, with the reason.
     """
     if not is_open(run, attempt):
         return
@@ -182,8 +182,8 @@ class BatchCluster(Place):
         """Return what a node of the queue that the spec names offers: the largest number of GPUs that any host has, and
         the smallest number of cores among the hosts with so many.
 
-        If the batch system reports only free GPUs, the number is at least what the spec requests. Raise BadInput if no
-        host is up.
+        If the batch system reports only how many GPUs are free, the number is the largest of these, or what the spec
+        requests if that is more. Raise BadInput if no host is up.
         """
         own, called, wanted = getattr(spec, self.kind, None), self.queue.called, spec.resources.gpus_per_node
         hosts = [host for host in self._hosts_for(spec) if host.up]

@@ -350,9 +350,9 @@ def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: S
 
 
 def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
-    """Return the job in the newest record of the output of `qacct -j`, or None if it has none that ended at `since`
-    (Unix time) or later; job ids repeat after ten million jobs. As records have no time zone, one counts if it could
-    have ended so late in any time zone.
+    """Return the job in the newest record of the output of `qacct -j`, or None if all records are of jobs that ended
+    before `since` (Unix time); job ids repeat after ten million jobs, so older records can be of another job. The times
+    in records have no time zone: a record is too old only if it is so in every time zone.
 
     The job's `ended_as` is FAILED if Grid Engine ended it at its time limit, else LOST; it is used only for a run that
     left no end record of its own.

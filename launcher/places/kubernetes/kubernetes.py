@@ -67,8 +67,8 @@ class KubernetesCluster(BatchCluster):
         super().__init__(KubernetesSystem())
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what a node offers, and that the run itself keeps its time limit, because Kubernetes has none per
-        job.
+        """Return what a node offers, as for every batch system, with `limit_per_job` False: the run itself keeps its
+        time limit, because a job has none on Kubernetes.
         """
         return replace(super().machine(spec), limit_per_job=False)
 

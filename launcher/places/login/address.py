@@ -57,7 +57,9 @@ class _PlanHead(msgspec.Struct, frozen=True):
 
 
 def address_of(run: RunDir, attempt: AttemptDir) -> Address:
-    """Return the address at which the attempt's login node is to be reached now."""
+    """Return the address at which the attempt's login node is to be reached: that of its cluster in the clusters file
+    now, or else that in the attempt's plan.
+    """
     plan = plan_as(run, attempt.number, _PlanHead)
     return now(as_planned(plan.cluster, plan.spec.login))
 

@@ -121,8 +121,8 @@ class LoginCluster(Place):
         return _MANY
 
     def preview(self, plan: Plan) -> Preview:
-        """Return what the login node would submit to its batch system. The code is sent for this, because the login
-        node checks it.
+        """Return what the login node would submit to its batch system, without a submission. The code is sent to the
+        login node for this, because that checks it.
         """
         address = now(as_planned(plan.cluster, plan.spec.login))
         code = list_code(Path(plan.project), plan.spec.code)

@@ -305,8 +305,8 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
 
 
 class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
-    """A question about how much disk space the runs, and code that no run needs, take on the login node; with `remove`,
-    they are deleted as well. → list of KeptRemote
+    """A question about how much disk space the runs, and code that no run needs, take on the login node. With `remove`
+    the node deletes these files as well, except those of a run that has not ended. → list of KeptRemote
     """
 
     folder: str

@@ -67,11 +67,12 @@ def _tail(events: Path, end: int) -> str:
 
 
 def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
-    """Write the records in the news, which begin with those of `attempt`, the one from which they were asked for.
-    Ignore the news if this machine has a later attempt than they do. Raise LaunchError if the numbers of the attempts
-    or the offset of the events are not those that were asked for.
+    """Write the records in `news`, an answer of the login node, into the run's folder here. The node was asked for what
+    is new since `attempt`, so the news begin with the records of this attempt, and later attempts follow.
 
-    The end is written last, because an ended run is not asked about any more, and by then all its events must be here.
+    Ignore the news if this machine has a later attempt than they do. Raise LaunchError if the numbers of the attempts
+    or the offset of the events are not those that were asked for. The end is written last, because an ended run is not
+    asked about any more, and by then all its events must be here.
     """
     mine = newest(run)
     if mine is not None and mine.number > attempt.number + len(news.attempts) - 1:

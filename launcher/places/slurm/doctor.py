@@ -47,8 +47,8 @@ class Shape:
     """
 
     nodes: int  # number of nodes that take jobs
-    gpus: int  # number that each of them has
-    memory_mb: int
+    gpus: int  # number that each of them has at least
+    memory_mb: int  # that each of them has at least
     max_time_s: float  # infinity: no limit
 
 

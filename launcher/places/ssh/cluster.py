@@ -169,7 +169,9 @@ class SshCluster(Place):
         return line_to(run, node)[1]
 
     def bring_logs(self, run: RunDir) -> None:
-        """Copy logs and metrics from the hosts until the run has ended and all are here."""
+        """Copy what is new of the run's logs and metrics from its hosts, once. Do nothing if the run has ended and all
+        were copied before; leave out hosts that do not answer.
+        """
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
         fetch.bring_logs(run.whole)

@@ -48,8 +48,11 @@ def working(lines: Mapping[str, Line | LaunchError]) -> dict[str, Line]:
 
 
 def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Surveyed], dict[str, LaunchError]]:
-    """Examine the hosts of the pool, or those named in `only`; return (the facts about each host that could be
-    examined, the errors of the other hosts), in the pool's order.
+    """Log in to the hosts of the pool, or only to those named in `only`, and find out what each has, such as GPUs and
+    memory.
+
+    Return two dicts by host name, in the pool's order: the facts about each host that could be examined, and for each
+    other host the error. `troubles_of` returns the errors later.
     """
     hosts = {host.name: host for host in hosts_of(pool) if only is None or host.name in only}
     lines = lines_to(hosts.values(), agent=pool.agent)

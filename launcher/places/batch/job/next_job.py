@@ -73,12 +73,13 @@ class NextJob:
     def _move(
         self, attempt: AttemptDir, end: AttemptEnd, lost: Sequence[Exclusion], unfit: Sequence[Exclusion]
     ) -> bool:
-        """Make the scheduler start the run again, on other nodes or later, unless a user has ended it or a later
-        attempt exists; return True if this same job starts again.
+        """Have the scheduler start the run again, by this job requeued or by a new job. Do nothing if a later attempt
+        exists, and end the run if its job was cancelled. Return True if this same job starts again; else its nodes are
+        not needed any more.
 
-        If the result is False, this job's nodes are not needed any more. The nodes in `unfit`, which have a faulty
-        device, are excluded from the next start; those in `lost` only if nothing else explains the loss: not if the
-        scheduler ended the job's tasks, and not if it does not answer, because then this node may be the one cut off.
+        Later attempts avoid the nodes in `unfit`, which have a faulty device. They avoid those in `lost`, which fell
+        silent, only if the scheduler still shows this job as running: if it ended the job's tasks, that explains the
+        silence, and if it does not answer, this node may be the one that is cut off.
         """
         fate = self._fate()
         if lost and fate is Fate.RUNS:

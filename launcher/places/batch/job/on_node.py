@@ -53,10 +53,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def supervise_node(queue: BatchSystem, run: RunDir, number: int) -> None:
-    """Supervise this node's agent in attempt `number` until it has ended.
+    """Supervise this node's agent in attempt `number` until it has ended; each node of the batch job calls this.
 
-    On the first node of the run's main role, whose agent the batch process supervises, only pass a preemption signal on
-    to the batch process, because Slurm sends one only to the tasks of steps.
+    On the first node of the run's main role the batch process supervises the agent. There, only pass a preemption
+    signal on to the batch process, because Slurm sends one only to the tasks of steps.
     """
     wakeup = Wakeup(queue.warnings)
     plan, attempt = read_plan(run, number), run.attempt(number)

@@ -295,7 +295,7 @@ class RecordReplicator:
         return self.lacking_end()
 
     def lacking_end(self) -> list[int]:
-        """Return the numbers of the hosts that have not accepted the record of the end."""
+        """Return the numbers of the hosts that have not accepted the record of the attempt's end."""
         return [number for number, names in self._sent.items() if "end" not in names]
 
     def _work(self) -> None:

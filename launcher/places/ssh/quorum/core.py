@@ -272,8 +272,8 @@ class Voter:
 
 
 def may_vote_from(answered_at: float, lease_s: float) -> float:
-    """Return the time from which a host counts as leaderless: `lease_s` seconds after its leader last answered, at
-    `answered_at` by any clock. A host that starts now counts as just answered.
+    """Return the time from which a host counts as leaderless and may vote for a new leader: `lease_s` seconds after its
+    leader last answered, at `answered_at` by any clock. A host that has just started passes the time of its start.
     """
     return answered_at + lease_s
 

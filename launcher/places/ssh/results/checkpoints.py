@@ -39,8 +39,9 @@ class HostDisk:
         return self._client.ask(ListCheckpoints(*self._where), tuple[Held, ...])
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
-        """Call `take` with the bytes of file `name` of the checkpoint `wanted` as they arrive, and return its result;
-        "" names the manifest. Raise LaunchError if the host does not answer or cannot send the file.
+        """Fetch file `name` ("" for the manifest) of the checkpoint `wanted` from the host: call `take` with an
+        iterator that yields its bytes as they arrive, and return what `take` returns. Raise LaunchError if the host
+        does not answer or cannot send the file.
         """
         request = SendFile(*self._where, wanted.step, name, wanted.digest, kind=wanted.kind)
         with self._client.stream(request, _LONGEST if name else _LONGEST_MANIFEST) as pieces:
