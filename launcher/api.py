@@ -462,7 +462,7 @@ class Run:
         return self
 
     def _repr_html_(self) -> str:
-        """Return the run's HTML for a notebook."""
+        """Return the HTML summary of the run that a notebook shows: its state, step, metrics and where it runs."""
         from launcher.status.html import run_html  # late: for notebooks
 
         return run_html(self.status(WATCH_S), time.time())

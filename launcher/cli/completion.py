@@ -216,7 +216,9 @@ def _fish(commands: Sequence[Command]) -> list[str]:
 
 
 def _fish_value(choice: Candidates) -> str:
-    """Return the arguments for fish's `complete` by which it completes a value."""
+    """Return the arguments for fish's command `complete` by which fish completes a value from `choice`; "" if there are
+    none.
+    """
     if choice.asked:
         return f"-a '(launch _complete {choice.asked} 2>/dev/null)'"
     words = f"-a '{' '.join(choice.words)}'" if choice.words else ""

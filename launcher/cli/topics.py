@@ -43,8 +43,8 @@ def show(name: str, others: Sequence[str]) -> int:
 def _known() -> dict[str, Path]:
     """Return {name: file} of all pages.
 
-    Pages for users have their file's name, READMEs that of their folder: the whole path, and the last part unless a
-    command has that name.
+    A page for users is named like its file. A page beside the code has two names: its path without README.md or .md,
+    such as `launcher/node` or `launcher/node/zygote`, and the last part of that path, unless a command has this name.
     """
     found = [path for package in ("launcher", "trainer") for path in sorted((_PACKAGES / package).rglob("*.md"))]
     insides = {_page_name(path): path for path in found if path not in pages().values()}

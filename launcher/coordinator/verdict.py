@@ -53,11 +53,13 @@ class Verdict:
 
 
 def of_exits(generation: Generation, preempting: bool) -> Verdict:
-    """Return the verdict that names the first rank that failed by itself: not because it was asked to stop, or because
-    its connection to another rank failed. If there is no such rank, it names the first that failed at all.
+    """Return the verdict on the first rank that failed by itself: not because it was asked to stop, or because its
+    connection to another rank failed. If there is no such rank, it is on the first that failed at all. If other ranks
+    failed in the same way, the lowest of them is named; if a disk failed, the rank whose disk that was.
 
     With `preempting`, because the attempt is being stopped, the cause is a preemption if that rank ended by one of the
-    signals that batch systems send before they stop a job, or asked to be resumed.
+    signals that batch systems send before they stop a job, or exited with the code by which a program asks to be
+    resumed.
     """
     end = culprit(generation.failures)
     cause = classify(end)

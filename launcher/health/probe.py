@@ -89,7 +89,7 @@ class Prober:
         return LinkSeen(self._node, number, rate, trip_s)
 
     async def _ping(self, link: ReplicaLink) -> None:
-        """Make one round trip to the peer."""
+        """Send a Ping to the peer and return when it has answered."""
         await link.send(Ping())
         await link.expect(Fine)
 

@@ -39,8 +39,9 @@ def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
 
 
 def note_environment(path: Path, python: str, environ: Mapping[str, str]) -> None:
-    """Write the facts about the interpreter `python` and this machine to the new file `path`; do nothing if that exists
-    or the disk refuses the write. `environ` are the variables of the node's ranks.
+    """Write what ranks find on this machine (the version and packages of the interpreter `python`, CPUs, GPUs, their
+    driver) to the new file `path`. Do nothing if the file exists or the disk refuses the write. `environ` are the
+    variables of the node's ranks.
     """
     found = environment_of(python, environ)
     with contextlib.suppress(OSError):
@@ -50,8 +51,9 @@ def note_environment(path: Path, python: str, environ: Mapping[str, str]) -> Non
 
 
 def environment_of(python: str, environ: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia")) -> Environment:
-    """Return the facts about the interpreter `python`, its installed packages, and this machine, whose NVIDIA driver
-    shows its version in the folder `driver`.
+    """Return what ranks find on this machine: the interpreter `python` with its version and packages, the number of
+    CPUs, the GPUs, and the version of the NVIDIA driver, which the folder `driver` shows. `environ` are the variables
+    of the ranks.
     """
     gpus = [_MODEL.search(_text(file)) for file in sorted(driver.glob("gpus/*/information"))]
     version, system = _DRIVER.search(_text(driver / "version")), os.uname()

@@ -111,14 +111,14 @@ class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """An entry of avoided.json: a host that was lost, and that attempts of the run do not use before the time
-    `until`.
+    """An entry of avoided.json: a host that attempts of the run do not use before the time `until`, because it was
+    lost, its disk failed or it was found unfit.
     """
 
     host: str
-    evidence: str  # what showed the loss, as text for people
-    attempt: int  # in which it was lost
-    at: float  # Unix time of the loss
+    evidence: str  # what showed that, as text for people
+    attempt: int  # in which that happened
+    at: float  # Unix time of that
     until: float  # Unix time
 
 

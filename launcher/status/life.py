@@ -244,8 +244,8 @@ class _Timeline:
         return begins and self._now.kind in (Doing.WAITING, Doing.IDLE)
 
     def _end_training(self, event: Event) -> None:
-        """End a training stretch when its last step was made, however late the failure was noticed, and begin to
-        recover.
+        """End the present stretch of training at the time of its last progress, not when the failure was noticed, and
+        let recovery begin there.
         """
         self._reach(event.step)
         at = event.at

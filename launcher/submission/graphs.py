@@ -89,8 +89,9 @@ def steps_to_fetch(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
 def _problems(
     step: str, other: str, word: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (reason, hint) if `step`, on the machine where it will run, could not read the output `word` of the step
-    `other`, such as its `checkpoints`, because of their disks.
+    """Yield (reason, hint) if `step` could not read the files of the step `other` because they may be on disks that its
+    machine does not see. `word` is the output that `step` uses: `checkpoints`, `best_checkpoint`, or `run_dir` for the
+    whole folder.
 
     `needs` has the steps that each step needs directly, and `wishes` the request of each step.
     """
@@ -320,7 +321,8 @@ class _Places:
         """Return {step: its outputs}, the run's id and the paths of its folder and checkpoints, as the step `given_to`
         sees them.
 
-        Paths of a step on the same cluster are as on that cluster, those of all others as on this machine.
+        The paths of steps on the cluster of `given_to` are those on that cluster, the paths of all others those on this
+        machine.
         """
         found, on = {}, self.on[given_to.name]
         for step in graph.steps:

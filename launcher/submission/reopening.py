@@ -224,7 +224,9 @@ def _has_code(run: RunDir) -> bool:
 
 
 def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool) -> None:
-    """Record that the run was resumed, and who is notified from now on; `anew` says that it may start from nothing."""
+    """Record that the run was resumed, and who is notified from now on. `anew` says that the user allows it to start
+    without a checkpoint if none is whole; that is recorded too.
+    """
     append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {wish.on}"))
     if wish.notifying is not None:
         write_record(run.notify, wish.notifying)

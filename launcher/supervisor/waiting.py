@@ -235,8 +235,8 @@ class Waiter:
         return "; ".join(never), reasons
 
     def _end(self, end: AttemptEnd) -> AttemptEnd:
-        """Write the end of the run and return it; raise Fenced if a newer attempt exists, and OSError if it cannot be
-        written.
+        """Write `end` as the end of the run, which has not started, and return it. Raise Fenced if a newer attempt
+        exists, and OSError if it cannot be written.
         """
         write_end(self._run, self._attempt, end, self._plan)
         return end

@@ -82,7 +82,9 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """Everything that one rank has reported so far, as attributes."""
+    """The reports of one rank put together: an attribute, such as `step`, `checkpoint` or `metrics`, has the newest
+    reported value, or None or an empty value if the rank has reported none. `take` adds a line that the rank wrote.
+    """
 
     def __init__(self, keep: Callable[[int, Mapping[str, float]], None] | None = None) -> None:
         """Start without reports; `keep` is called with each report that has metrics, and its step."""

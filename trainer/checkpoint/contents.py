@@ -131,7 +131,7 @@ def gather(subjects: Subjects, world: World, *, brings_shared: bool | None = Non
 
 
 def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor]:
-    """Add `value` to the contents as a JSON document called `name`; return the tensors in it, which are added too.
+    """Add `value` to the contents as a JSON document called `name`, with the tensors in it; return these by name.
 
     Raises TrainerError for values that cannot be saved.
     """

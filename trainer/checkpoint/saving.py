@@ -240,7 +240,7 @@ class Saver:
         self._pieces += 1
 
     def _run_save(self, request: SaveRequest) -> None:
-        """Write one checkpoint in the background thread and store its outcome, whatever happens."""
+        """Write one checkpoint in the background thread and store its outcome as `last`, also if that fails."""
         try:
             outcome = self._write(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not be lost with the thread

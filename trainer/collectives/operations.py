@@ -54,7 +54,10 @@ class Place:
 
     @property
     def each(self) -> int:
-        """The number of values in one part, where an operation divides `count` values into a part for each rank."""
+        """The number of values in one part.
+
+        It counts for operations that divide a buffer of `count` values into a part for each rank.
+        """
         return self.count // self.many
 
 

@@ -46,7 +46,8 @@ class LaunchMessages:
     def fileno(self) -> int:
         """Return the descriptor that is readable once a message has come for which the step must be left at once.
 
-        Returns -1 if no pipe is open.
+        That is so if a rank was lost. Messages that can wait for the step's end come over another descriptor. Returns
+        -1 if no pipe is open.
         """
         return -1 if self._control is None else self._control.fileno()
 

@@ -23,7 +23,7 @@ class _Pass:
     marks: list[list[Any]]  # of `given`, and of `output`
 
     def is_of(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-        """Return whether `given` is this pass's input, and neither it nor the output was changed since."""
+        """Return whether `given` is this pass's input, and no tensor in it or in the output was changed since."""
         return [marks_of(given), marks_of(self.output)] == self.marks
 
 
@@ -39,10 +39,9 @@ class SharedForward:
         self._number = 0
 
     def next_function(self) -> None:
-        """Begin with the next function on the same batch.
+        """Begin to count the passes of the next function on the same batch.
 
-        Its first pass may get the output of an earlier function's first pass, its second that of a second one, and so
-        on.
+        Its n-th pass gets the output of an earlier function's n-th pass if the arguments are the same.
         """
         self._number = 0
 

@@ -103,9 +103,9 @@ class StepSnapshots:
 
     @property
     def goes_back(self) -> bool:
-        """Whether all ranks load a checkpoint or snapshot after a kill, as no other rank has the killed one's shards.
+        """Whether all ranks have to load a saved state after a kill, as no other rank has the shards of the killed one.
 
-        Then fewer ranks than before can continue too.
+        The state is a checkpoint's or snapshot's. As all load it anyway, fewer ranks than before can continue too.
         """
         return self.loads and not self.has_replica  # it stays only once something was
 
@@ -182,8 +182,9 @@ class StepSnapshots:
     def save_resized_state(self, loop: Loop, step: int) -> bool:
         """Save this rank's state of `step` again, under its new rank number, after the number of ranks has changed.
 
-        All ranks call it, as the state then also has the losses of ranks that are gone. Returns False if there is no
-        memory for it. Raises OSError if launch gave no folder, or earlier files cannot be removed.
+        The losses that ranks which are gone had in this step are saved with it, from copies on other nodes, so all
+        ranks call it. Returns False if there is no memory for it. Raises OSError if launch gave no folder, or earlier
+        files cannot be removed.
         """
         world, before = loop.training.world, self.rank_states
         own = before.read(step) if before is not None and self.old_place is not None else None

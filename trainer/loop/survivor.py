@@ -193,10 +193,11 @@ class Survivor:
         self._save_rank_state(loop, loop.progress.step + 1)
 
     def updating(self) -> None:
-        """Wait for the device's work and for this step's copies of rank states on other nodes; then begin an update.
+        """Wait for the device's work, and until this step's rank states are copied between nodes; then begin an update.
 
-        It records that the weights belong to no step, until `update_done`. Raises DistNetworkError if connections were
-        cut, so that gradients may lack those of other ranks, and RuntimeError if a rank with a copy is gone.
+        From then until `update_done`, the weights count as those of no step. Raises DistNetworkError if connections
+        were cut, so that gradients may lack those of other ranks, and RuntimeError if the rank with which this one
+        exchanges copies is gone.
         """
         self.snapshots.await_copies()
         self._check_arrived()

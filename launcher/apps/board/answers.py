@@ -20,8 +20,8 @@ class NoAnswer(msgspec.Struct, frozen=True):
 
 
 def encode(answer: Any) -> bytes:
-    """Return an answer as JSON: a record or a plain value, in which `number` has replaced the numbers that are not
-    finite.
+    """Return an answer, a record or a plain value, as JSON. The caller has replaced numbers that are not finite by
+    their text, with `number`.
     """
     return _encoder.encode(answer)
 

@@ -281,8 +281,8 @@ def _busy(gpus: Iterable[GpuLoad]) -> float | None:
 
 
 def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
-    """Return the unchanging data of a run, with the command and the environments of attempt number `attempt`; what
-    cannot be read is empty.
+    """Return the unchanging data of a run: its spec, the code's commit from `about`, and the command and environments
+    of attempt number `attempt`. A part that cannot be read is empty.
     """
     from launcher.status.compared import environments  # late: it knows all options of a spec; the first page does not
 

@@ -33,7 +33,8 @@ class MemoryCopy(msgspec.Struct, frozen=True):
 
 class NodePair(msgspec.Struct, frozen=True):
     """The measured connection between the nodes with indexes `one` and `other`: by torch's send and recv, and by a
-    plain TCP connection (0: none could be made). `slow` says how it is much slower than the others, or is "".
+    plain TCP connection (0: none could be made). `slow` says in which of the three values the pair is at least twice as
+    bad as the median of all pairs, or is "".
     """
 
     one: int
@@ -42,7 +43,7 @@ class NodePair(msgspec.Struct, frozen=True):
     bytes_per_s: float  # by torch's send and recv
     round_trip_s: float
     plain_bytes_per_s: float  # by a plain TCP connection; 0: none could be made
-    slow: str = ""  # how it is much slower than the others, or ""
+    slow: str = ""  # in which of these it is far worse than the median of all pairs, and how many times; "": in none
 
 
 class Lacking(msgspec.Struct, frozen=True):

@@ -51,7 +51,9 @@ class Schedule:
 
 
 def schedule_of(steps: int) -> Schedule:
-    """Return a schedule with about `steps` measured steps, in which each line of metrics covers equally many steps."""
+    """Return a schedule in which each line of metrics covers equally many steps, so that `steps`, the number of
+    measured steps, is rounded down to a multiple of these.
+    """
     every = max(1, steps // _LINES)
     return Schedule(every * math.ceil(_WARM / every), every * (steps // every), _TRACED, every)
 

@@ -56,13 +56,13 @@ def scale(
 ) -> ScalingReport:  # fmt: skip
     """Measure how much faster a training is on more ranks, and on what the other time is spent; return the report.
 
-    `ref` is a spec file or a run, and `on` the cluster (None: the run's own, or this machine for a spec file). Each
-    training has `steps` measured steps, and `rounds` repeats all of them. `strategies` are the ways to parallelise
-    (empty: the spec's own), and `per_node` is the ranks on a node (None: the spec's). `strong` and `weak` choose the
-    scalings; by default both are measured. In a spec with roles, the ranks are those of `role`, by default the main
-    one. `tell` prints a line on the progress. If this is interrupted, the active run is cancelled. Runs are removed,
-    unless `keep` or if they failed. Raise BadInput before anything starts if an argument, or the spec with it, is
-    invalid.
+    `ref` is a spec file or a run, and `on` the cluster (None: the run's own, or this machine for a spec file).
+    `overrides` such as `run.args.lr=0.1` change options of the spec. Each training has `steps` measured steps, and
+    `rounds` repeats all of them. `strategies` are the ways to parallelise (empty: the spec's own), and `per_node` is
+    the ranks on a node (None: the spec's). `strong` and `weak` choose the scalings; by default both are measured. In a
+    spec with roles, the ranks are those of `role`, by default the main one. `tell` prints a line on the progress. If
+    this is interrupted, the active run is cancelled. Runs are removed, unless `keep` or if they failed. Raise BadInput
+    before anything starts if an argument, or the spec with it, is invalid.
     """
     for name, numbers in (("--ranks", ranks), ("--steps", [steps]), ("--rounds", [rounds]), ("--per-node", [per_node])):
         if not numbers or any(number is not None and number < 1 for number in numbers):

@@ -117,10 +117,10 @@ def _settled(
 
 
 def _without_fixed(space: Mapping[str, Dimension], file: Path, overrides: tuple[str, ...]) -> dict[str, Dimension]:
-    """Return the space to search without conditions on options that are not in it, but have one value in all trials, by
-    the spec in `file` or an override.
+    """Return the space to search without conditions (`when`) on options that are not in it: these have one value in all
+    trials, by the spec in `file` or an override.
 
-    An option whose condition (`when`) has that value loses the condition; one with another value is left out. Raise
+    If that value fulfils the condition, the option stays and loses the condition; else the option is left out. Raise
     BadInput for a condition on an option that is set nowhere.
     """
     found: dict[str, Dimension] = {}

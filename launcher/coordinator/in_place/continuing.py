@@ -190,8 +190,8 @@ class HotOpener:
         """Return why more nodes than `members` should get ranks now, by a restart of all; return "" if there is no
         reason.
 
-        The reason is that another node is ready, and some rank outside of `lost` could not accept additional ranks
-        later, while it trains.
+        The reason is that another node is ready, and some rank that survives, on a node outside of `lost`, could not
+        accept additional ranks later, while it trains.
         """
         attempt = self._attempt
         ready = attempt.nodes.usable - lost - {*members}

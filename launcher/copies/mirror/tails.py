@@ -21,8 +21,8 @@ _FILE = re.compile(r"[a-z]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f]{1,200}){1,6}")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on how much is transferred: bytes and files in one answer, bytes in all answers together, and files that
-    are new here.
+    """Limits on how much is transferred: bytes and files in one answer, after which the rest is asked for again; bytes
+    in all answers together, and files that are new here, beyond which `bring` raises LaunchError.
     """
 
     answer_bytes: int = 8 << 20

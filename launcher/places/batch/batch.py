@@ -228,8 +228,8 @@ class BatchSystem(ABC):
         """Return the whole batch script, whose only command is `batch_command(kind, where)` and which writes
         `submit_token` into a field of the job.
 
-        `where` is the run's folder, or an array's, to which early output of the job goes. The job should not get nodes
-        in `avoid`, unless the spec insists on them.
+        `where` is the run's folder, or an array's, to which goes what the batch process prints before it has a log. The
+        job should not get nodes in `avoid`, unless the spec insists on them.
         """
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:

@@ -114,7 +114,9 @@ class Cancelling:
         return tuple(f"{host} does not answer {self._queue.called}: {end}" for host, node in known.items() if node.down)
 
     def _others(self, job: QueuedJob | None) -> list[QueuedJob]:
-        """Return the run's jobs other than `job`, the one of its newest attempt."""
+        """Return the run's jobs that have not ended, known by its submit tokens, other than `job`, the one of its
+        newest attempt (None: it has none).
+        """
         found = [one for one in self._queue.jobs() if not _job_has_ended(one) and submit_token_on(one, self._run)]
         return [one for one in found if job is None or one.id != job.id]
 

@@ -193,11 +193,11 @@ class ThisCluster:
 
 
 def _noted(run: RunDir, attempt: AttemptDir) -> str:
-    """Return the cluster to which the run's newest job was submitted, by the name that its controller gives it, or ""
-    if none is recorded.
+    """Return the name of the cluster, as its controller gives it, to which the run's newest job was submitted, or "" if
+    none is recorded.
 
-    The newest record of `attempt` and of those before it counts: after a requeue it is an earlier attempt's, in the
-    same job.
+    It is read from the newest record among those of `attempt` and the attempts before it: if the batch system requeues
+    a job, a new attempt begins without a submission, so that the record is in an earlier attempt.
     """
     for number in range(attempt.number, 0, -1):
         one = run.attempt(number)

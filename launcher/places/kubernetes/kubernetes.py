@@ -336,7 +336,9 @@ def _cores(one: Mapping[str, Any]) -> int:
 
 
 def _at(one: object, *path: str) -> object:
-    """Return the value at this path in nested objects, or None if a part of the path does not exist."""
+    """Return the value that is found in nested JSON objects under these keys, one after the other; None if one of the
+    keys is missing or what should have it is no object.
+    """
     for name in path:
         one = one.get(name) if isinstance(one, dict) else None
     return one

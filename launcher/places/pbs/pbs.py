@@ -85,8 +85,9 @@ class PbsSystem(BatchSystem):
         return os.environ.get("PBS_SERVER") or known.get("PBS_SERVER", "")
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - PBS places jobs by what a host has, never by what it is not
-        """Return the whole batch script for qsub, with the submit token; its early output goes to `where`, the folder
-        of the run or of an array. PBS cannot avoid hosts, so that `avoid` is not used.
+        """Return the whole batch script for qsub, with the submit token. What the batch process prints before it has a
+        log goes to a file in `where`, the folder of the run or of an array. PBS cannot avoid hosts, so that `avoid` is
+        not used.
         """
         lines = options(plan, submit_token, where, [job for _, job in jobs_to_follow(plan.awaited)])
         return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))

@@ -122,10 +122,9 @@ class SlurmSystem(BatchSystem):
         return self.config.cluster or ""
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
-        """Return the whole batch script for sbatch, with the submit token. What the job prints before the run has a log
-        of its own goes to `where`, the folder of the run or, if several runs are one job array, of the array.
-
-        Nodes in `avoid` are excluded, except those without which the job would not have as many nodes as it needs.
+        """Return the whole batch script for sbatch, with the submit token. What the batch process prints before it has
+        a log goes to a file in `where`, the folder of the run or of an array. Nodes in `avoid` are excluded, except
+        those without which the job would not have as many nodes as it needs.
         """
         bearable, dependency = self._avoidable(plan, avoid), dependency_of(plan.awaited)
         return script.script_of(plan, submit_token, where, bearable, dependency, expedites=self.expedites)

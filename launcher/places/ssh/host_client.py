@@ -125,10 +125,11 @@ class HostClient:
     def ask_with_files(
         self, request: Request, kind: type[T], parts: Callable[[T], Iterable[Part]], most: int, limit_s: float
     ) -> tuple[T, list[Tail]]:
-        """Return (the answer of type `kind`, the files or pieces of files that follow it); errors are as for `ask`, and
-        the same if the files do not fit the answer.
+        """Return (the answer of type `kind`, the files or pieces of files that follow it). `parts` takes the names and
+        sizes of these from the answer; together they have at most `most` bytes.
 
-        `parts` takes the names and sizes of these files from the answer; together they have at most `most` bytes.
+        Raise the error that the host reports, Unreachable if no answer comes within `limit_s`, Garbled if more than
+        `most` bytes follow, or another LaunchError if the sizes do not add up to what follows.
         """
         answer, content = self.ask_with_bytes(request, kind, most, limit_s)
         try:

@@ -71,7 +71,7 @@ def mark(state: RunState | None) -> object:
 
 
 def _since_opened(events: Sequence[Event]) -> Sequence[Event]:
-    """Return the events since a user last submitted or resumed the run."""
+    """Return the events from the last one by which a user submitted or resumed the run; all events if there is none."""
     return events[max((index for index, one in enumerate(events) if one.kind in _OPENED), default=0) :]
 
 

@@ -27,8 +27,9 @@ _ENDED = {
 class Message(msgspec.Struct, frozen=True):
     """A notification; `key` is unique in the run, so that each is sent once.
 
-    `kind` is started, restarted, stalled, ended or test; `where` the frame of user code that failed; `tail` the last
-    lines of the failed rank's log; `next` a command for the user; `role` is "" if it is about the whole run.
+    `kind` is started, restarted, stalled, ended or test; `at` is the Unix time of the occasion; `where` the frame of
+    user code that failed; `restarts` the numbers of restarts by cause; `tail` the last lines of the failed rank's log;
+    `next` a command for the user; `role` is "" if it is about the whole run.
     """
 
     key: str  # unique in the run; each message is sent once
@@ -36,7 +37,7 @@ class Message(msgspec.Struct, frozen=True):
     run: str
     name: str
     title: str
-    at: float
+    at: float  # Unix time of the occasion
     cluster: str = ""
     state: str = ""
     cause: str | None = None
@@ -48,7 +49,7 @@ class Message(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}
     not_finite: dict[str, NotFinite] = {}
     checkpoint: int | None = None
-    restarts: dict[str, int] = {}
+    restarts: dict[str, int] = {}  # how many, by cause
     tail: tuple[str, ...] = ()  # the last lines of the log of the first rank that failed
     next: str = ""
     role: str = ""  # a role, or one of its ranks that restart independently; "": the whole run

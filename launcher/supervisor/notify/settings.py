@@ -181,7 +181,7 @@ def _refuse_unknown(url: str, problem: str) -> None:
 
 
 def _is_web_address(text: str) -> bool:
-    """Return whether the text is a web address with scheme and host."""
+    """Return whether the text is an http or https address with a host, whose port, if it has one, is possible."""
     try:
         parts = urlsplit(text)
         return WEB_ADDRESS.fullmatch(text) is not None and bool(parts.hostname) and parts.port != 0

@@ -226,8 +226,8 @@ def waits_first(plan: Plan) -> bool:
 
 
 def wait_for_turn(supervisor: SupervisorState, wakeup: Wakeup) -> bool:
-    """Wait until nothing holds the run back any more, such as a start time or another run, except that it needs slots.
-    Return False if the run was stopped, has ended, or waits for what cannot happen any more.
+    """Wait until the run may start but for its slots, as when its start time has come and the runs that it waits for
+    have ended. Return False if the run was stopped, has ended, or waits for what cannot happen any more.
 
     Only the leader checks this, and the other hosts ask it; until then none of them takes slots.
     """

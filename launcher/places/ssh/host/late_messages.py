@@ -75,7 +75,9 @@ class LateMessages(Strategy):
     stands_by = False  # it begins at once and awaits no message to do so
 
     def supervise(self, _go: BinaryIO) -> int:
-        """Return once all hosts have been informed, or each of the rest must have given the run up by itself."""
+        """Send the message to all hosts, and return the exit code 0 once each has confirmed it, has refused connections
+        for long, or must have given the run up by itself. Nothing is read from `_go`, the pipe from the starter.
+        """
         forbid_core_dumps()
         deliver(self.run, self.words[0], self.words[1:])
         return Exit.OK

@@ -251,11 +251,12 @@ class Leader:
         return agents
 
     def _follow(self, end: AttemptEnd) -> int | None:
-        """Wait until enough hosts answer, by votes and by nodes, and open the next attempt with them; return its
-        number. If another host has opened it meanwhile, return that number.
+        """Wait until so many hosts answer that the run may continue with them, a quorum and at least its smallest
+        number of nodes, and open the next attempt with them; return its number. If another host has opened it
+        meanwhile, return that number.
 
-        Return None if the run ends instead: it is to stop, or this wait has taken too long, which ends the attempt
-        here. `end` is how this attempt has ended.
+        Return None if the run ends instead, with its end written: a stop was requested, or for five times the spec's
+        `recovery.wait` the hosts were too few. `end` is how this attempt has ended.
         """
         supervisor = self._supervisor
         give_up_at = time.monotonic() + GIVE_UP_WAITS * supervisor.patience_s

@@ -97,7 +97,9 @@ def began(attempt: AttemptDir) -> bool:
 
 
 def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
-    """Return (the newest attempt with which supervisors were started, their addresses), or None if there is none."""
+    """Return (the run's newest attempt that has a list of supervisors in its folder here, their addresses in the order
+    of their numbers), or None if there is none. The list is written when supervisors are started.
+    """
     for attempt in reversed(attempts(run)):
         if (peers := read_record(attempt.supervisors, tuple[Peer, ...])) is not None:
             return attempt, peers

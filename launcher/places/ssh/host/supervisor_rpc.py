@@ -44,11 +44,11 @@ _replies: msgspec.json.Decoder[SupervisorReply] = msgspec.json.Decoder(Superviso
 
 
 class SupervisorRpc:
-    """The connections of a supervisor to the others; `answer` is called in their thread for every authenticated
-    question.
+    """The connections of a supervisor to the others. `answer` is called with every authenticated question and the
+    address of its sender, and returns the reply. It is called in other threads, possibly in several at a time.
 
-    `port` is the one that the others know from an earlier start, or 0 for any. `ask_s` limits the time for answers,
-    unless a question sets another limit.
+    `port` is the port on which this supervisor listened in an earlier start, which the others know, or 0 for any free
+    one. `ask_s` limits how long answers are waited for, unless a question sets another limit.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class SupervisorRpc:
         return len(self.gone(for_s)) == len(self._peers)
 
     def close(self) -> None:
-        """Stop listening and end the thread."""
+        """Stop listening and wait for the end of the thread that does so."""
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
         self._telling.shutdown(wait=False)

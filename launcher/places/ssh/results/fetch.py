@@ -45,8 +45,11 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
 
 
 def bring_newest(run: RunDir) -> None:
-    """Copy the checkpoint from which the run would continue elsewhere, and its logs from the hosts that can be
-    reached.
+    """Copy to this machine the newest checkpoint of the run, from which it would continue on another cluster, its best
+    one, and what is new of its logs. Hosts that cannot be reached are left out, for logs without an error.
+
+    Raise Unreachable if no checkpoint is found although one may be on a host that does not answer, unless a user has
+    allowed to begin without, and NotTransferred if none that is found can be copied.
     """
     mirror.bring_newest(run, holders_of(run))
     bring_logs(run)
