@@ -170,7 +170,9 @@ def die_with(parent: int) -> None:
 
 
 def wait_until_ended(pid: int) -> None:
-    """Wait until the process `pid`, a child of any process, has ended; do not reap it. Return at once if there is none."""
+    """Wait until the process `pid`, a child of any process, has ended, without reaping it; return at once if there is
+    none.
+    """
     with contextlib.suppress(ProcessLookupError):  # it has ended, and was waited for
         handle = os.pidfd_open(pid)
         select.select([handle], [], [])

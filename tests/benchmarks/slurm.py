@@ -208,8 +208,8 @@ def main():
         "of the two. `submit` is the whole process of `launch submit`; the array is one `launch submit` of "
         f"{args.runs} runs. `2 x 2` means 2 nodes with 2 ranks each. `granted` is when squeue shows the job as "
         "running. `own store` means TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; `5 of 5` is the number of kills after which "
-        "all ranks made a step. With `nodes: 1..2` the run continues on one node. Slurm ran in the lab of tests/lab: nodes in "
-        "network namespaces of this machine."
+        "all ranks made a step. With `nodes: 1..2` the run continues on one node. Slurm ran in the lab of tests/lab: "
+        "nodes in network namespaces of this machine."
     )
     publish("slurm", "\n".join([*rows, "", notes]), write=args.write)
 

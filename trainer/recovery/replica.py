@@ -47,8 +47,7 @@ class Snapshot:
     def of(
         cls, step: int, objects: Mapping[str, Stateful], optimizers: Mapping[str, Optimizer], loop: Mapping[str, Any]
     ) -> "Snapshot":
-        """Return a snapshot of the state right after step `step`; later changes of that state do not change the
-        snapshot.
+        """Return a snapshot of the state right after step `step`, which later changes of that state do not change.
 
         It has the states of `objects`, the options of the optimizers' parameter groups, such as the learning rate, and
         `loop`, the training loop's own state.
