@@ -153,9 +153,11 @@ class Fenced(LaunchError):
 
 
 def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchError:
-    """Return the error of a submission that failed half-way, with `hint` and with the `runs` that exist all the same.
+    """Return the error of a submission that failed half-way, with `hint` and with the `runs` (id, folder) that exist
+    all the same.
 
-    Its exit code is that of `error`. A BadInput, which would say that nothing was started, becomes Refused.
+    Its text and exit code are those of `error`, but a BadInput, which would say that nothing was started, becomes
+    Refused.
     """
     lines = error.lines if isinstance(error, LaunchError) else (said_by_the_system(error),)
     kind = Refused if isinstance(error, BadInput) else Unreachable if isinstance(error, Unreachable) else LaunchError

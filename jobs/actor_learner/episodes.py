@@ -64,7 +64,8 @@ class Episodes:
 def serve(episodes: Episodes, address: str) -> http.server.ThreadingHTTPServer:
     """Start a thread that answers requests of actors at `address`, written HOST:PORT; return its server.
 
-    Each POST contains the episode that was played, or null, and the answer is the next one to play.
+    Each POST contains the episode that was played, or null. The answer, which waits until there is one to play, has the
+    number of the next one, its step, and the policy.
     """
     host, _, port = address.rpartition(":")
 

@@ -221,8 +221,8 @@ class Links:
         return not left_out
 
     def _can_do_without(self, node: KnownNode) -> bool:
-        """Return whether this slow node can be excluded: it is not the first node, and enough other nodes and voters
-        remain for the plan.
+        """Return whether this slow node can be excluded: it is not the first node, and without it the plan's smallest
+        number of nodes and a quorum of the voters remain. Nodes that may still come count as there.
         """
         nodes, plan = self._attempt.nodes, self._attempt.plan
         others = (nodes.usable | nodes.hopeful) - {node.index}

@@ -270,8 +270,8 @@ class NodeTable:
         self.look_at = min(self.look_at, node.heard_at + self._lease_s)
 
     def overdue(self, mono: float) -> list[KnownNode]:
-        """Return the nodes of which the agent's lease has expired, or that of a previous agent which had ranks and may
-        still run.
+        """Return the nodes whose lease has expired: that of the node's agent or, if a previous agent of the node had
+        ranks and may still run, the lease of that one.
         """
         if mono < self.look_at:
             return []

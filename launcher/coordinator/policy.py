@@ -247,9 +247,10 @@ def _out_of_step_again(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _got_on(failure: Event, before: Event) -> bool:
-    """Return whether the run progressed between the failures `before` and `failure`. It did if it had a newer
-    checkpoint (or, if ranks continued in place after `before`, was at a later step); if `failure` has neither step nor
-    checkpoint, if its generation had run for ten minutes (STEADY_S).
+    """Return whether the run progressed between the failures `before` and `failure`: at `failure` it had a newer
+    checkpoint or, if ranks continued in place after `before`, was at a later step.
+
+    If `failure` has neither a step nor a checkpoint, ten minutes in its generation (STEADY_S) count as progress.
     """
     if failure.step is None and failure.checkpoint is None:
         return failure.ran_s >= STEADY_S

@@ -162,8 +162,8 @@ def _take_over(path: Path, new: Path) -> Path | None:
 
 
 def _make_private(path: Path) -> bool:
-    """Make a folder private to this user and return True. Return False if it is a link, no folder, or another
-    user's.
+    """Make an existing folder of this user private (mode 0700) and return True. Return False, and change nothing, if
+    `path` is a link, no folder, or another user's.
     """
     try:
         fd = os.open(path, _FOLDER)

@@ -115,14 +115,14 @@ class OpenDoors:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measured connection to another machine: round trip and rate, 0 if not measured; `error` says why it failed,
-    at the port `port`.
+    """The measured connection to another machine: its round trip and rate, 0 if not measured. If it failed, `error`
+    says why, and `port` at which of the other machine's ports.
     """
 
     round_trip_s: float = 0.0
     bytes_per_s: float = 0.0
-    error: str = ""
-    port: int = 0
+    error: str = ""  # why it failed; "": it did not
+    port: int = 0  # at which it failed; 0: at none
 
 
 def main() -> None:
@@ -201,7 +201,7 @@ def _try_fsync(folder: Path) -> None:
 
 
 def _try_lock(folder: Path) -> None:
-    """Check that a lock excludes a second holder; raise OSError if it does not."""
+    """Check that a lock (flock) on a file in this folder excludes a second holder; raise OSError if it does not."""
     path = folder / "lock"
     with path.open("wb") as mine, path.open("rb") as other:
         fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -315,8 +315,8 @@ def _why(error: Exception) -> str:
 
 
 def torch_of(python: str, environ: Mapping[str, str], limit_s: float = 60.0) -> Torch:
-    """Return the torch that a script in the interpreter `python` would import, with the environment `environ`; a
-    failure is told in its `error`. The import may take `limit_s` seconds.
+    """Return the torch that a script in the interpreter `python` would import, with the environment `environ`. If the
+    import fails or takes longer than `limit_s` seconds, the result has no version, and the reason as its `error`.
     """
     # This program's own text: a file here, a word of the command line where it is run as text.
     text = Path(__file__).read_text() if "__file__" in globals() else sys.orig_argv[sys.orig_argv.index("-c") + 1]

@@ -113,8 +113,8 @@ def _slow(ways: Sequence[Way]) -> Iterable[Finding]:
 
 
 def _usual(ways: Sequence[Way]) -> float:
-    """Return the usual rate: the median of the hosts' best rates, as a host's other links may be slow because of their
-    other ends.
+    """Return the usual rate in bytes per second: the median of the hosts' best rates, as a host's other links may be
+    slow because of the hosts at their other ends. Return 0 if there are no rates.
     """
     bests = [max(speeds) for side in _sides(ways) for speeds in side.values()]
     return statistics.median_high(bests) if bests else 0.0

@@ -40,11 +40,12 @@ def send_arguments(waiting: socket.socket, words: Mapping[str, object], fds: Seq
 
 
 def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
-    """Return an agent's arguments: `words`, this process's own, unless they name a descriptor (`@FD`), as those of a
-    standby do.
+    """Return the arguments of the agent that this process is or becomes. They are `words`, the process's own, unless
+    those name a descriptor (`@FD`): then this is a standby.
 
-    A standby waits there for the arguments of the agent that it becomes; environment, output and open descriptors come
-    with them and replace its own. Return None if the sender closes the connection, because no agent is needed.
+    A standby waits at the descriptor for the arguments of the agent that it becomes; environment, output and open
+    descriptors come with them and replace its own. Return None if the sender closes the connection, because no agent is
+    needed.
     """
     if not words[1].startswith(_SIGN):
         return words

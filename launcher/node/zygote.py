@@ -528,8 +528,8 @@ def module(order: Order) -> Callable[[], Any]:
 
 
 def command(order: Order) -> Callable[[], Any]:
-    """Return a call that runs the command as a shell would: with default signals, exit code 127 if it is not found and
-    126 if it is not executable.
+    """Return a call that replaces this process by the order's command as a shell would start it: with default signals,
+    exit code 127 if it is not found and 126 if it is not executable.
     """
     return functools.partial(execute, order.target, [order.target, *order.args])
 

@@ -47,7 +47,8 @@ class OtherRuns:
 
     def _answer(self, facts: RunFacts) -> ClusterAnswer | None:
         """Return the cluster's answer about the run, the last one if that is less than 15 seconds old. Return None if
-        no cluster has to be asked, because the run's folder shows everything.
+        the run's folder shows everything that the cluster could say. If the cluster does not answer, the result has the
+        state `unknown` and the reason.
         """
         kind = kind_named(facts.kind_to_query) if facts.kind_to_query else None
         if kind is None or not kind.asked:

@@ -141,7 +141,9 @@ def _homes(python: str, prefix: Path, environ: Mapping[str, str]) -> list[Path]:
 
 
 def path_lines(file: Path) -> Iterator[Path]:
-    """Yield the folders that a .pth file adds to the path; its lines of code are not run and add none."""
+    """Yield the folders that a .pth file adds to Python's search path, existing or not. Its lines of code, which Python
+    would run, are skipped.
+    """
     lines = _text(file).splitlines()
     yield from (file.parent / line.rstrip() for line in lines if line.strip() and not line.startswith(("#", *_CODE)))
 

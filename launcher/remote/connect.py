@@ -63,7 +63,7 @@ def host_key(target: Target, *, deadline: float | None = None) -> HostKey:
 
 
 class Line(ClosedAtTheEnd):
-    """A connection to one host, for one caller at a time."""
+    """A connection to one host on which commands are run, for one caller at a time."""
 
     def __init__(self, target: Target, transport: Transport) -> None:
         self.target = target

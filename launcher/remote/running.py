@@ -36,7 +36,9 @@ class Channel(Protocol):
         """Close the command's stdin."""
 
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
-        """Return (new stdout, new stderr) after waiting up to `wait_s`, or None once both have ended."""
+        """Return (new stdout, new stderr) as soon as there is any, or both empty after `wait_s` without any. Return
+        None once both have ended and all was returned.
+        """
 
     def code(self, wait_s: float) -> int | None:
         """Return the exit code, 128 + n for signal n, or -1 if the connection ended before the code was known. Return

@@ -20,7 +20,8 @@ class Tunnel:
     """A relay that accepts connections on the socket `listening` and connects each to a new channel, which `dial`
     returns.
 
-    Beyond `most` connections, the one that has been silent longest is closed. `listening` is closed when `run` ends.
+    If there are more than `most` connections, the one over which no data passed for the longest time is closed.
+    `listening` and all connections are closed when `run` ends.
     """
 
     def __init__(self, listening: socket.socket, dial: Callable[[], Channel], *, most: int = _MOST) -> None:

@@ -152,7 +152,7 @@ def used_s_of(run: RunDir, attempt: AttemptDir, last: RunState | None) -> float:
 
 
 def _resumes(attempt: AttemptDir) -> bool:
-    """Return whether a user opened the attempt by a resume."""
+    """Return whether a user opened the attempt by `launch resume`; False if its intent is missing or damaged."""
     try:
         intent = read_record(attempt.intent, Intent)
     except Damaged:

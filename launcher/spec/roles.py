@@ -23,7 +23,7 @@ _KEY = "roles"
 
 
 def has_roles(root: Node | None) -> bool:
-    """Return whether the root of the tree has the key `roles`."""
+    """Return whether the root of a file's tree is a mapping with the key `roles`; it is None for an empty file."""
     return isinstance(root, Mapping) and _KEY in root.entries
 
 

@@ -117,7 +117,9 @@ def write_cancelled(run: RunDir, attempt: AttemptDir, plan: Plan | None, *, alon
 
 
 def has_ended(run: RunDir, attempt: AttemptDir) -> bool:
-    """Return whether the attempt has ended and no other follows by itself, as far as its records can be read."""
+    """Return whether the attempt has ended and no other follows by itself: whether the record of its end says so, or
+    the run's state if that is the state in this attempt. A record that cannot be read counts as missing.
+    """
     end, state = readable(attempt.end, AttemptEnd), readable(run.state, RunState)
     by_state = state is not None and state.attempt == attempt.number and state.state.ended
     return by_state or (end is not None and end.state.ended)
@@ -336,9 +338,10 @@ def _ran_s(history: Sequence[Event], attempt: AttemptDir, last: RunState | None)
 def _final_state(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, last: RunState, failure: Failure | None
 ) -> RunState:
-    """Return the run's state after the attempt's end, from the `last` state.
+    """Return the run's state after the attempt's end: the state recorded before, `last`, with what `end` says.
 
-    `failure` becomes the failure that it shows; None keeps an earlier one unless the run has succeeded.
+    It shows `failure` as the run's failure or, if that is None, the one that `last` shows; if the run has succeeded it
+    shows none.
     """
     return msgspec.structs.replace(
         last,

@@ -75,7 +75,12 @@ class Handover:
         return any(is_open(run, attempt) for run, attempt in self.members)
 
     def is_in_hand(self) -> bool:
-        """Return whether a process is handing the attempts over now, or a live submitter is about to."""
+        """Return whether the attempts' submitter lives and has not finished handing them over, or some process has
+        the lock for that. Return False if the submitter is known to be dead, even if the lock is taken.
+
+        While it is unknown whether it lives, as on another machine, it counts as alive for a minute after the attempt
+        was opened.
+        """
         lives = alive(self.intent.created_by)
         if lives is False:
             return False

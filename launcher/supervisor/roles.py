@@ -137,7 +137,8 @@ class RolesOfRun:
         return None
 
     def _begin_main(self, *, is_due: bool) -> None:
-        """Start the agents of the run's own role at the first call with `is_due`: the roles it waits for are ready.
+        """Start the agents of the run's own role at the first call with `is_due`, that is once the roles for which it
+        waits are ready.
 
         Where hosts elect a leader, the agents start at the first call in any case, because the coordinator has to count
         the voters; only the ranks wait until `is_due`. Raise OSError if a record cannot be written.

@@ -138,7 +138,9 @@ class Progress:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps that the rank has made in this generation since its first report."""
+        """Return the number of steps that the rank has made since its first report of a step in this generation, or 0
+        if it has reported none.
+        """
         return 0 if self.step is None or self._began is None else self.step - self._began
 
     def _merge(self, report: Report, words: dict[str, object]) -> None:

@@ -171,7 +171,7 @@ class Checkpointer:
 
     @property
     def verified(self) -> dict[int, bool]:
-        """The steps of checkpoints that this rank verified or helped to write, and whether the weights are finite."""
+        """Whether all weights are finite, by step, for the checkpoints that this rank verified or helped to write."""
         return self._verified_before | (self._saver.verified if self._saver is not None else {})
 
     def add_verified(self, known: Mapping[int, bool]) -> None:

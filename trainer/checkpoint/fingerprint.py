@@ -271,7 +271,7 @@ def _raise_first(problems: Iterable[str]) -> None:
 
 
 def _digest_all(manifest: Manifest, read: Read, after_block: Callable[[], None]) -> str:
-    """Return the fingerprint, computed by this process alone.
+    """Return the fingerprint of the checkpoint that `manifest` describes, computed by this process alone.
 
     `read(file, view, at)` fills `view` with the bytes from offset `at` of file number `file` of the manifest.
     `after_block` is called after each block.

@@ -76,7 +76,8 @@ def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 def put_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy whole weights, as `whole_weights` returns them with `keep`, into a model that is not sharded.
 
-    The model must have the same names and shapes: a name that `weights` lacks is a KeyError.
+    Every parameter and buffer of the model must be in `weights`, with its shape: a name that is not there raises
+    KeyError, and further names in `weights` are ignored.
     """
     with torch.no_grad():
         for name, tensor in _tensors(module).items():

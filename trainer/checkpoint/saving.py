@@ -282,10 +282,11 @@ class Saver:
         return Outcome(request.step, self._directory.folder / folder_name(request.step), finite=manifest.finite)
 
     def _agree(self, outcome: Outcome) -> Outcome:
-        """Return the outcome of a disk that failed, the same on all ranks, or `outcome` if no disk failed.
+        """Return a failed outcome, the same on all ranks, if the save failed on any disk, else this rank's `outcome`.
 
-        All ranks call it. The outcome of a fenced save, one that newer processes of the run refuse, comes before other
-        failures. On a shared disk only a failure that the group's first rank passes counts.
+        All ranks call it, each with the outcome for its disk. The outcome of a fenced save, one that newer processes of
+        the run refuse, comes before other failures. On a shared disk only a failure that the group's first rank passes
+        counts.
         """
         outcomes = (
             self._save_group.all_gather(outcome)

@@ -114,8 +114,9 @@ def open_to_read(path: Path) -> int:
 def read_into(path: Path, size: int, digest: str, places: Iterable[tuple[int, memoryview]]) -> None:
     """Read a file once, fill `places` from it, and compare it with `size` and `digest`.
 
-    Each place is an offset with the memory to fill, in the order of the file; the next one is asked for when the one
-    before is full. Raises CheckpointDamaged, and then the memory has undefined contents.
+    Each place is an offset with the memory to fill, in the order of the file and without overlap; the next one is asked
+    for when the one before is full. `digest` is the hash of the whole file, with the bytes between the places. Raises
+    CheckpointDamaged if anything differs, and then the memory has undefined contents.
     """
     with unreadable_is_damaged(path), opened(path) as fd:
         found = os.fstat(fd).st_size

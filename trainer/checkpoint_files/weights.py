@@ -244,5 +244,8 @@ def _ranges_of_rows(
 
 
 def _row(chunk: Chunk, dim: int, item: int) -> int:
-    """Return how many bytes one index of dimension `dim` spans in this chunk; an element has `item` bytes."""
+    """Return the distance in bytes between neighbours along dimension `dim` in this chunk.
+
+    The chunk is stored row by row; an element has `item` bytes.
+    """
     return math.prod(chunk.lengths[dim + 1 :]) * item

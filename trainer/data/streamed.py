@@ -107,7 +107,8 @@ class Sharded:
     def start_fetchers(self, epoch: int, _done: int, after: Turns | None) -> Fetchers:
         """Start a reader in each worker, at its position in `after`; None: at the beginning of the epoch.
 
-        The samples that are over (`_done`) are not needed, as each position has its own count.
+        The number of samples that all ranks have used of the epoch (`_done`) is not needed, as each position has its
+        own count.
         """
         turns = after or self._turns(epoch)
         return start_fetchers(

@@ -9,7 +9,7 @@ from trainer.loop.progress import Training
 class Collecting(Callback):
     """A callback that collects garbage after every `every` steps, instead of whenever Python would.
 
-    Objects that exist before the first step are not examined again.
+    Objects that exist before the first step are not examined until the training ends.
     """
 
     def __init__(self, every: int) -> None:

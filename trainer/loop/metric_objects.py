@@ -107,7 +107,7 @@ def _reset(metric: Any) -> None:
 def _states(metric: Any) -> States:
     """Return copies on the CPU of the states of a metric and the metrics inside it.
 
-    They are by the metric's module name ("" for itself), then by the name of its attribute.
+    The result is {name of the module ("" for the metric itself): {name of the state's attribute: its value}}.
     """
     return {name: _state(part) for name, part in _metrics_inside(metric).items()}
 

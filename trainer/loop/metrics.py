@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def metrics_folder(settings: Settings) -> Path:
-    """Return the folder for metrics: `out`, or else `metrics` in the run directory or the current one."""
+    """Return the folder for metrics: the setting `out`, else `metrics` in the run's folder or, without launch, here."""
     if settings.out is not None:
         return Path(settings.out)
     run_dir = Launched.from_environment().run_dir

@@ -75,12 +75,12 @@ class Training:
 
     @property
     def step(self) -> int:
-        """The number of optimizer steps done."""
+        """The number of optimizer steps done since the training began, with those before a restart."""
         return self.progress.step
 
     @property
     def epoch(self) -> int:
-        """The number of epochs done."""
+        """The number of epochs done since the training began, with those before a restart."""
         return self.progress.epoch
 
     def end(self, reason: str, *, stays: bool = True) -> None:

@@ -27,7 +27,10 @@ log = logging.getLogger("trainer")
 
 
 def count_operations(loop: Loop, settings: Settings) -> Flops:
-    """Return the operations of a sample, before weights are loaded; the data's position does not change."""
+    """Return the floating-point operations that a sample takes, counted on the next micro-batch; all ranks call it.
+
+    It is called before weights are loaded. Afterwards the data is at the position where it was.
+    """
     place = loop.data.state_dict()
     used: list[Batch] = []
 

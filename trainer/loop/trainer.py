@@ -353,11 +353,11 @@ class Trainer:
     ) -> Written:  # fmt: skip
         """Write the weights of the newest complete checkpoint to `target`, and return a description of the export.
 
-        `best` or `step` chooses the best checkpoint, or that of a step, instead. With `ema` the weights are averages,
-        unless `averaged` is False. All ranks call it, and the first one writes. If `target` is a folder, a Hugging Face
-        model's configuration is written too. `dtype` is the type of floating-point tensors (None: as saved),
-        `most_bytes_per_file` the limit of each file in a folder (None: 5 GB), and `overwrite` replaces an existing
-        target. `world` is the ranks to use; None: all that were started together.
+        `best` or `step` chooses the best checkpoint, or that of a step, instead. If the training keeps averages of the
+        weights (the setting `ema`), they are written, unless `averaged` is False. All ranks call it, and the first one
+        writes. If `target` is a folder, a Hugging Face model's configuration is written too. `dtype` is the type of
+        floating-point tensors (None: as saved), `most_bytes_per_file` the limit of each file in a folder (None: 5 GB),
+        and `overwrite` replaces an existing target. `world` is the ranks to use; None: all that were started together.
         """
         module = self._model if isinstance(self._model, nn.Module) else self._built.module if self._built else None
         # What a dev run has made takes the place of nothing.

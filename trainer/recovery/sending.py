@@ -231,7 +231,7 @@ def _read_from_peer(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """Return a flat view of the tensor's bytes."""
+    """Return the bytes of a contiguous tensor as a flat tensor that shares its memory."""
     return tensor.view(-1).view(torch.uint8)
 
 

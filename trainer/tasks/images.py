@@ -119,9 +119,9 @@ def _rand_augment(wanted: ImageOptions) -> list[Any]:
 
 
 def _generated(wanted: ImageOptions) -> Images:
-    """Return images of stripes that are generated on the fly.
+    """Return training and validation images of stripes, each generated when it is read.
 
-    Raises BadSettings for a count below 1.
+    Raises BadSettings if either number of images that `wanted` asks for is below 1.
     """
     if min(wanted.train_images, wanted.validation_images) < 1:
         raise BadSettings("--train-images, --validation-images: expected at least 1")

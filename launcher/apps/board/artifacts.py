@@ -127,7 +127,7 @@ def _shown(run: RunDir, path: Path) -> str:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return the paths in a folder, or an empty list if it cannot be read."""
+    """Return the paths of all files and folders directly in a folder, or an empty list if it cannot be read."""
     try:
         return [*folder.iterdir()]
     except OSError:

@@ -74,7 +74,7 @@ def log_page(one: api.Run, wish: LogRequest) -> LogPage:
 
 
 def _read(one: api.Run, choice: LogChoice) -> Iterator[LogLine]:
-    """Yield the chosen lines of the run's log."""
+    """Yield the lines of the run's log that `choice` selects, in the log's order, as far as it is written."""
     return LogReader(RunDir(one.path), choice=choice).read(final=True)
 
 

@@ -53,7 +53,8 @@ def times_picture(report: CollectivesReport, ranks: int) -> str:
 
 
 def _curves(report: CollectivesReport, ranks: int, value: Callable[[CollectiveLine], float]) -> list[Curve]:
-    """Return a curve for each operation on these ranks; `value` returns the number that is drawn for one measured line.
+    """Return a curve for each operation as measured on this number of ranks: over the size in bytes the number that
+    `value` returns for a line of the report. A line for which that is 0 is left out.
 
     An operation has the same colour in every picture.
     """

@@ -93,8 +93,8 @@ def compared_states(
     """Compare the checkpoints, given as {step: folder}, of steps that both runs have: the last one or, with `every`,
     each until two differ.
 
-    Nothing was killed before step `untouched`. State that differs by then, such as a generator without a seed, differs
-    between any two runs and is ignored.
+    Nothing was killed before step `untouched`. State other than tensors that differs already in the last checkpoint up
+    to that step, such as that of a generator without a seed, differs between any two runs and is ignored.
     """
     both = sorted(undisturbed.keys() & disturbed.keys())
     done = list[int]()

@@ -206,10 +206,11 @@ def finished(run: Run, status: RunStatus) -> FinishedRun:
 def judged(
     mode: str, kills: Sequence[Kill], run: FinishedRun, undisturbed: FinishedRun, metrics: Collection[str] = ()
 ) -> ComparedRun:
-    """Compare a run that was disturbed in the way `mode` with the undisturbed one, and return the verdict; causes are
-    not looked for.
+    """Compare a run that was disturbed in the way `mode`, such as `hot`, with the undisturbed one, and return the
+    verdict; causes are not looked for.
 
-    Only the metrics in `metrics` are compared or, if it is empty, all but rates and times.
+    `kills` are the planned ones, also those that killed nothing. Only the metrics in `metrics` are compared or, if it
+    is empty, all but rates and times.
     """
     status = run.status
     found = ComparedRun(

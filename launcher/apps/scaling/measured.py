@@ -83,7 +83,7 @@ def _trace(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _mean(traces: Sequence[Mapping[str, float]], name: str) -> float:
-    """Return the mean of the value `name` over the traces, or 0 if there are none."""
+    """Return the mean of the value `name` over the traces, where one without it counts as 0; 0 if there are none."""
     return statistics.fmean(trace.get(name, 0.0) for trace in traces) if traces else 0.0
 
 

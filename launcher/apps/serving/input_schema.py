@@ -53,11 +53,13 @@ class Inputs:
             raise BadInput(f"the schema of the service's input: {error}") from error
 
     def one(self, body: bytes) -> Any:
-        """Return the input in a request body; raise WrongInput if it does not fit the schema."""
+        """Return the input in a request body that is one input; raise WrongInput if it does not fit the schema."""
         return _decoded(self._one, body)
 
     def many(self, body: bytes) -> list[Any]:
-        """Return the list of inputs in a request body; raise WrongInput if one does not fit the schema."""
+        """Return the inputs in a request body that is a list of them; raise WrongInput if one does not fit the
+        schema.
+        """
         found: list[Any] = _decoded(self._many, body)
         return found
 

@@ -100,7 +100,9 @@ class Round:
         return self.book.entries() if half else [*entries]
 
     def _report(self, entries: Sequence[BookedTrial], views: Mapping[str, TrialRun]) -> None:
-        """Report new values of the metric to Optuna for all trials that may be stopped early."""
+        """Report to Optuna the metric's values since the last report, for each open trial that may be stopped early. A
+        trial whose run goes on is then marked to be stopped if Optuna finds it worse than others.
+        """
         if self.record.options.stop.early == "none":
             return
         for one in entries:

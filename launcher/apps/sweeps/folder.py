@@ -139,7 +139,8 @@ def known_sweeps() -> list[SweepDir]:
 def sweep_of_trial(run: str, path: Path) -> str | None:
     """Return the id of the sweep to which the run of a trial belongs, or None if it is not the run of a trial.
 
-    That is judged by the run's id and folder.
+    It is one if its id `run` is a sweep's id with `-t` and a number of four digits or more, and its folder `path` is in
+    the folder for the runs of that sweep. A sweep that this user's list of sweeps lacks is not found.
     """
     if (found := _TRIAL.fullmatch(run)) is None or not is_run_id(found[1]):
         return None

@@ -52,7 +52,9 @@ class Prefix:
         return f"{line.rank}" if line.node is None else f"{line.node}:{line.rank}"
 
     def _text(self, text: str) -> str:
-        """Return the line's text; its colours are removed if the stream shows none."""
+        """Return the line's text: without its colours if the stream to which lines are printed shows none, else with
+        the last colour ended.
+        """
         if not self._colour:
             return plain(text)
         return f"{text}\x1b[0m" if "\x1b" in text else text

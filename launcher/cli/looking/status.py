@@ -275,7 +275,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _number(text: str) -> int:
-    """Return the number of runs in an option's text; raise ArgumentTypeError for any other text."""
+    """Return the number of runs in an option's text, at least 1; raise ArgumentTypeError for any other text."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"expected a number of runs, got {text!r}")
     return int(text)

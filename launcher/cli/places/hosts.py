@@ -36,8 +36,8 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the type of each JSON object that `launch nodes list --json` prints, by a text that says for which hosts:
-    "a host that answers" and one that does not.
+    """Return the types of the JSON objects that `launch nodes list --json` prints: one for a host that answers, one for
+    a host that does not. The keys are words for these two cases.
     """
     from launcher.supervisor.slots.table import SlotHolder, SlotWaiter  # late: only for the schema
 

@@ -159,8 +159,8 @@ class RankGroup:
         self._joins = {*range(start.local_world_size)} if start.joins else set[int]()
 
     async def begin(self) -> tuple[int, ...]:
-        """Start all ranks and return their pids in the order of their local numbers; raise OSError if one cannot be
-        started.
+        """Start all ranks and return their pids in the order of their local numbers. Raise OSError if one cannot be
+        started; the others stay started, and `listener` is called for them too.
         """
         make_dir(self._home.run.generation_logs(self._home.attempt.number, self.generation))
         for local in range(self.start.local_world_size):

@@ -162,8 +162,8 @@ class GridEngineSystem(BatchSystem):
         return bool(others) and ask(["qalter", "-hold_jid", ",".join(others), job]).code == 0
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:
-        """Return the hosts of `queue` (names separated by commas; None: of all queues), by qhost; `gpu` is the resource
-        name for GPUs.
+        """Return the hosts that are in one of the queues in `queue` (names separated by commas; None: in any queue), as
+        qhost lists them; `gpu` is the name of the resource by which it counts GPUs.
         """
         known = read_hosts(ask(["qhost", "-q", "-F", gpu, "-xml"], limit_s=limit_s).out, gpu)
         named = {one.partition("@")[0] for one in queue.split(",")} if queue else None

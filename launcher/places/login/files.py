@@ -87,9 +87,11 @@ def is_there(attempt: AttemptDir) -> bool:
 
 
 def bring_logs(run: RunDir) -> None:
-    """Copy new logs and metrics. Do nothing once the run has ended and all were copied, or if this process did so
-    within the last half second. Raise LaunchError if a login node does not answer and the run has no logs here yet; if
-    it has some, they stay as they are.
+    """Copy new logs and metrics from all login nodes of the run. Do nothing once it has ended and all were copied, or
+    if it goes on and this process tried less than half a second ago.
+
+    Raise LaunchError if a login node does not answer and the run has no logs here yet; if it has some, they stay as
+    they are.
     """
     end = read_record(last_attempt(run).end, AttemptEnd)
     now = time.monotonic()
@@ -223,10 +225,11 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
 
 
 def bring_newest(run: RunDir) -> None:
-    """Copy the run's newest checkpoint, from which it would continue elsewhere, and its best one to this machine; then
-    also the new logs and metrics of those of its login nodes that answer.
+    """Copy the run's newest checkpoint that can be fetched, from which it would continue elsewhere, and its best one to
+    this machine; then also the new logs and metrics of those of its login nodes that answer.
 
-    Raise Unreachable or NotTransferred if there is a newest checkpoint, or may be one, and it cannot be had.
+    Raise NotTransferred if there are checkpoints and none can be fetched. Raise Unreachable if none is found although a
+    login node that does not answer may have one, unless the user has allowed to begin without.
     """
     mirror.bring_newest(run, holders_of(run))
     _bring(run)

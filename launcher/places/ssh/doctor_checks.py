@@ -31,8 +31,9 @@ class SeenHost:
 
 
 def trouble_finding(name: str, error: LaunchError, *, alone: bool) -> Finding:
-    """Return the finding about a host that could not be examined; `alone` says that no host could be, which is more
-    serious.
+    """Return the finding, a problem, about the host `name` that could not be examined because of `error`.
+
+    `alone` says that no host of the pool could be: the doctor then ends with the exit code for unreachable hosts.
     """
     first, *more = error.lines
     hints = [line.removeprefix("hint: ") for line in more if line.startswith("hint: ")]

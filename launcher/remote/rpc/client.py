@@ -68,7 +68,9 @@ def remote_program(path: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return the text as one quoted word without backslashes inside its quotes, which fish would interpret."""
+    """Return the text as one word of a shell's command line, quoted where needed. A backslash is escaped outside of
+    quotes, because fish would interpret it inside them.
+    """
     return r"\\".join(shlex.quote(part) if part else "" for part in text.split("\\"))
 
 

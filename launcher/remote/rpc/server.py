@@ -39,7 +39,7 @@ class Body:
         return data
 
     def pieces(self, size: int) -> Iterator[bytes]:
-        """Yield the next `size` bytes in pieces."""
+        """Yield the next `size` bytes in pieces of at most 1 MiB, or what is left if the request has fewer."""
         while size and (piece := self.some(min(size, _PIECE))):
             size -= len(piece)
             yield piece

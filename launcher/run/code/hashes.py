@@ -152,8 +152,8 @@ def _key(name: str) -> str:
 
 
 def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
-    """Return one digest for all files together: of their names, links, executable bits, and the content hashes in
-    `hashes`.
+    """Return one digest for all files together, in whatever order they are given: of their names, links, executable
+    bits and contents. `hashes` has the content hash of each regular file by its name.
     """
     tree = hashlib.sha256()
     for file in sorted(files, key=lambda file: os.fsencode(file.path)):

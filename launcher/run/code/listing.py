@@ -93,8 +93,8 @@ def list_again(code: CodeList) -> CodeList:
 
 
 def with_files(code: CodeList, beside: Mapping[str, Path]) -> CodeList:
-    """Return the code with the regular files in `beside` added, by their names in the code; they replace files with
-    equal names.
+    """Return the code with the files in `beside`, {name in the code: path of a regular file}, added as not executable;
+    they replace files with equal names.
     """
     if not beside:
         return code

@@ -21,7 +21,8 @@ from launcher.run.layout import STORE, AttemptDir, RunDir
 
 
 def frozen_digest(code: CodeList) -> str:
-    """Return one digest of the names and contents of all files in the list: that of the run's frozen copy of them.
+    """Return one digest of the names and contents of all files in the list: the one that the plan of a run records for
+    its frozen copy of them.
 
     Raise BadInput if a file cannot be read or has changed since it was listed.
     """

@@ -187,6 +187,8 @@ def _read() -> str:
 
 
 def _names(table: str) -> list[str]:
-    """Return the names of the launcher's abstract sockets in the table, without the leading @."""
+    """Return the names of the launcher's abstract sockets in `table`, the text of /proc/net/unix, without the leading
+    @ of each.
+    """
     rows = (row.split(" ") for row in table.splitlines() if "@launch/" in row)
     return [row[-1][1:] for row in rows if len(row[-1]) > 1 and row[-1][0] == "@" and _STREAM in row[:-1]]

@@ -66,7 +66,9 @@ _LONGEST = 500  # all words that there are, in a list, would be about as long
 
 def read_state(text: str) -> JobState:
     """Return the state for a name such as `RUNNING`, `CANCELLED by 1000`, a cut `CANCELLED+`, a compact form such as
-    `R`, or a list of names.
+    `R`, or a list of names: the base state and flags of one job, of which a flag such as COMPLETING decides.
+
+    The phase is unknown if any name is, or if several base states are listed without a flag.
     """
     text = text.strip()[:_LONGEST]
     said = by[1] if (by := _BY.fullmatch(text)) else text

@@ -97,7 +97,7 @@ class Follower:
         """Replace the agent `adopted`, which an earlier supervisor started and which has exited, by an agent of this
         supervisor.
 
-        The new one is started unless the first exited because all is done or a newer attempt took over.
+        The new agent is started unless the exit code of `adopted` says that all is done or a newer attempt took over.
         """
         self._agent = self._supervisor.agent()
         self._agent.last = adopted.last

@@ -413,10 +413,11 @@ class Elected:
 
 def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *, leads: bool) -> Elected | None:
     """Ask the hosts in `there`, by their numbers, for their votes. Return the right to open the next attempt, or None
-    if too few vote for this host, or it has accepted another host's attempt.
+    if it has accepted another host's attempt, or if this host and those that vote for it are no quorum or fewer than
+    the run's smallest number of nodes.
 
-    `leads` says that this host leads the run now; `enough` tells how that counts. If the hosts share a disk, there is
-    no vote, and the right is always returned.
+    If the hosts share a disk, there is no vote, and the right is always returned. `leads`, whether this host leads the
+    run now, is only passed on to the function `enough`.
     """
     used = max(attempt.number for attempt in attempts(supervisor.run))
     if not supervisor.plan.disks_apart:

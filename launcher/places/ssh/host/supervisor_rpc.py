@@ -89,7 +89,7 @@ class SupervisorRpc:
         return tuple(self._peers)
 
     def peer(self, number: int) -> Peer:
-        """Return the address of the supervisor with this number."""
+        """Return the address of another supervisor of the run by its number; `join` has set it."""
         return self._peers[number]
 
     def ask(

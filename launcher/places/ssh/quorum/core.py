@@ -59,11 +59,13 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class RequestVote:
-    """A candidate's request for a vote to open attempt number `attempt`."""
+    """A request of the host `candidate` for another host's vote, so that it may open attempt number `attempt` and lead
+    it.
+    """
 
     attempt: int
     candidate: Host
-    records: Records  # the candidate's
+    records: Records  # how new the candidate's records are
 
 
 @dataclass(frozen=True, slots=True)
