@@ -43,7 +43,7 @@ def device_error(record: str, *, gpus: bool) -> str:
 
 
 class KernelLog:
-    """The kernel's log, from the moment it is opened."""
+    """The log of this machine's kernel (/dev/kmsg): the records written after this object was made, as text."""
 
     def __init__(self, path: Path = _KERNEL_LOG) -> None:
         """Open the log at its end; raise OSError if it cannot be read, for instance because only root may."""

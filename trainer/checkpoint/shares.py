@@ -144,9 +144,10 @@ def _add_copy(share: Share, other: Share) -> bool:
 
 
 def _next_offsets(dim: int, share: Share) -> tuple[int, ...]:
-    """Return the offsets in the tensor at which a part would begin that continues the share along dimension `dim`.
+    """Return the offsets in the tensor at which the next part along dimension `dim` has to begin to be joined.
 
-    A share is one part, or a row of equal parts one behind the other along `share.dim`; the part would follow its end.
+    A share is one part, or a row of `count` equal parts along `share.dim`. If `share.dim` is `dim`, the next part
+    begins behind the whole row; else it begins behind the row's first part.
     """
     many = share.count if share.dim == dim else 1
     begin = share.offsets[dim] + many * share.lengths[dim]

@@ -31,9 +31,10 @@ Earlier = Callable[[int | None], list[Row]]  # what was written down of the step
 
 
 class Tracker(Protocol):
-    """The interface of a running training's connection to a tracking server.
+    """The interface of a running training's connection to a tracking server, such as W&B or MLflow.
 
-    The caller, a Sender, sends the same rows again after an error.
+    A row is the metrics of one step. A Sender calls the methods, one at a time in its thread. After an error it calls
+    `send` again with the same rows, so that an implementation has to leave out those that the server has.
     """
 
     def open(self) -> None:

@@ -66,8 +66,8 @@ class LogFile:
             return 0  # the rank has not opened it yet
 
     def grew(self) -> bool:
-        """Return whether the log has grown since the last call; if so, record the time, by which all logs can be
-        merged.
+        """Return whether the log has grown since the last call. If so, append the time and the log's size to the file
+        beside the log, so that the lines of several logs can later be merged by time.
         """
         size = self.bytes_now()
         if size == self.size:

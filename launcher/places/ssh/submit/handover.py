@@ -64,7 +64,9 @@ class PoolHandover:
 
     def carry_out(self, attempt: int) -> None:
         """Hand attempt number `attempt` to hosts. If some cannot be reached or prepared before any was told to begin,
-        choose again without them; raise NotStarted if too few are left. The caller holds the attempt's lock.
+        choose again without them; raise NotStarted if too few are left, and LaunchError if the first host fails when
+        it is told to begin. Failures after that are ignored: a host that was not told to begin asks the first one. The
+        caller holds the attempt's lock.
         """
         self._getting_ready.join()
         there = self._run.attempt(attempt)
@@ -103,10 +105,11 @@ class PoolHandover:
     ) -> dict[str, LaunchError]:
         """Hand the attempt, whose folder is `there`, to the hosts of the plan, and return {} once they have it.
 
-        If hosts fail before anything has started, return their errors, by host; the supervisors of the others then
-        exit. An error of the first host when it is told to begin is raised. Later errors are ignored, because a host
-        that is not told to begin asks the first host about it. `ready` has the facts about the hosts that have the
-        launcher.
+        `intent` is the attempt's record from before the hand-over, with its submit token. `ready` has the facts about
+        the hosts that have the launcher; each host of the plan is among them. If hosts fail before anything has
+        started, return their errors, by host; the supervisors of the others then exit. An error of the first host when
+        it is told to begin is raised. Later errors are ignored, because a host that is not told to begin asks the first
+        host about it.
         """
         places = {node.host: self._place(ready[node.host], node.address) for node in plan.nodes}
         write_record(there.plan, plan)
