@@ -34,8 +34,9 @@ def made_by_parts(make: Callable[[], nn.Module], world: World, count: int) -> tu
     """Return the model, with parameters on the meta device, and this rank's rows of each by name.
 
     All ranks call it and make the same model, with the values that `make` alone would give. The rows of a parameter are
-    divided among `count` consecutive ranks, as FSDP2 does; the next `count` ranks keep the same rows again. Raises
-    BadSettings if ranks have made different weights.
+    divided among `count` consecutive ranks, as FSDP2 does; the next `count` ranks keep the same rows again. Parameters
+    that `make` copies by `deepcopy`, as nn.TransformerEncoder does, stay whole until it returns. Raises BadSettings if
+    ranks have made different weights.
     """
     paging = _Paging(world, count)
     with _registering(paging), paging:
