@@ -28,8 +28,8 @@ class OwnStep:
     def run(self, model: nn.Module, data: Any, batch: Batch, number: int) -> Answer:
         """Run the user's function on one micro-batch of step `number`: its content is `data`, its weight in `batch`.
 
-        Return the loss and other values that the function returned, for metrics. Raises TrainerError if it returned
-        anything else.
+        Return the loss and other values that the function returned, for metrics. All time of the function counts as the
+        phase `forward`, also that of its backward passes. Raises TrainerError if it returned anything else.
         """
         self.turns.begin(number, batch.scale, ends_step=batch.ends_step)
         return answer_of(self.function(model, data, self.turns))
