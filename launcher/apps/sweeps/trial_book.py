@@ -184,7 +184,8 @@ class TrialBook:
         """Have Optuna's sampler choose the values of trial `number`, and record `run_id` as the id of its run.
 
         A trial can extend an earlier one: it trains that one's run further. Then the id of that run is recorded
-        instead.
+        instead. The sampler is made anew, with a seed from the sweep's seed and the trial's number, so a conductor that
+        was restarted chooses in the same way.
         """
         self._study.sampler = sampler_of(self._options, self._record.seed + number)
         trial = self._trial(number)
