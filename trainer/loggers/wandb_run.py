@@ -28,7 +28,8 @@ class WandbLogger(TrackingLogger):
     ) -> None:
         """Take the project, and options of `wandb.init` such as `name`, `entity`, `group`, `tags`, `mode`, `dir`.
 
-        `patience_s`: how long the end of the training waits for unsent values.
+        `dir`: by default WANDB_DIR, or else the folder of the metrics. `patience_s`: how long the end of the training
+        waits for unsent values.
         """
         super().__init__(run_id, patience_s)
         self._options = {"project": project, **options}

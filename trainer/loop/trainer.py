@@ -328,10 +328,10 @@ class Trainer:
         """Return loss and metrics on test data by name, with the weights of the newest complete checkpoint.
 
         `best` or `step` chooses the best checkpoint, or that of a step, instead. Without a checkpoint the model is
-        tested as it is. Values are named `test_loss`, … and given to the callbacks, which log them at the checkpoint's
-        step. They are measured as in a validation, and nothing in the checkpoint folder changes. `world` is the ranks
-        to use; None: all that were started together. Raises BadSettings if there is neither a loss function nor
-        metrics.
+        tested as it is. Values are named `test_loss`, …, or `test_<name>_loss`, … with a dict of data sets by name, and
+        given to the callbacks, which log them at the checkpoint's step. They are measured as in a validation, and
+        nothing in the checkpoint folder changes. `world` is the ranks to use; None: all that were started together.
+        Raises BadSettings if there is neither a loss function nor metrics.
         """
         refuse_no_data_set(several=True, data=data)
         if self._validated_loss is None and self._metrics is None:

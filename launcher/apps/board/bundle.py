@@ -35,7 +35,11 @@ def _script(first: str) -> str:
 
 
 def module(first: str) -> str:
-    """Return the text of the script `first` (a path below `page/`), preceded by all scripts that it imports."""
+    """Return the text of the script `first` (a path below `page/`), preceded by all scripts that it imports.
+
+    The scripts then share one scope, so no two may declare the same name, and no script may import itself, directly or
+    through others.
+    """
     texts: dict[str, str] = {}
     _add_script(PAGE / first, texts)
     return "\n".join(texts.values())

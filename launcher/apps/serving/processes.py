@@ -35,7 +35,7 @@ class NotBegun(WorkerLost):
 
 
 class WorkerPoolLost(Exception):
-    """Raised if the process that forks workers has ended."""
+    """Raised if the process that forks workers has ended. Its workers still run."""
 
 
 class NotLoaded(LaunchError):
