@@ -222,6 +222,32 @@ def test_a_user_who_allows_it_moves_a_run_whose_hosts_are_silent(job, monkeypatc
     assert newest(run).number == last.number + 1
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_user_who_allows_to_begin_anew_gets_what_the_store_has(job, monkeypatch, answers):
+    """The store was not asked, and the run began with step 0 beside a good copy."""
+    told, here = [], []
+    monkeypatch.setattr(news, "_listeners", [told.append])
+    run = opened(job)
+    last = end(run)
+
+    def fetched(_run, _which):
+        if not answers:
+            raise Unreachable("s3://bucket does not answer")
+        here.append(20)
+
+    monkeypatch.setattr(reopening, "has_store", lambda _: True)
+    monkeypatch.setattr(reopening, "whole_here", lambda _: here)
+    monkeypatch.setattr(reopening, "fetch_stored", fetched)
+    if not answers:
+        with pytest.raises(Unreachable, match="s3"):
+            reopen(run, after=last.number, on=None, overrides=())
+    reopen(run, after=last.number, on=None, overrides=(), anew=True)
+    assert here == [20] * answers
+    assert [line for line in told if "step 0" in line] == [
+        "s3://bucket does not answer; it begins with step 0, as --anew allows"
+    ] * (not answers)
+
+
 def test_a_plan_of_before_there_were_defaults_is_read(job):
     run = opened(job)
     old = msgspec.to_builtins(read_plan(run, 1))

@@ -126,25 +126,31 @@ def _fetch_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
     store.
 
     `moves`: the run continues on another cluster; if it stays on one that stores its files there, nothing is fetched.
-    `anew`: a user allows it to begin with step 0, so that the state is fetched only if that is possible. Else raise
-    LaunchError if the state cannot be fetched and the store has none either.
+    `anew`: a user allows it to begin with step 0 if the state cannot be fetched; without that, raise LaunchError if it
+    cannot be fetched and the store has none either.
     """
     if was.remote and not moves:
         return
-    stored = has_store(run)
+    trouble, stored = None, has_store(run)
     try:
         if was.remote:
             was.bring_newest(run)
     except LaunchError as error:
-        if stored:
+        trouble = error
+    if stored and (trouble is not None or not whole_here(run)):
+        try:
             fetch_stored(run, "newest")
-        here = whole_here(run)
-        if not (anew or (stored and here)):
-            raise
-        begins = f"resumes from step {here[-1]}, which is here" if here else "begins with step 0, as --anew allows"
-        news.say(f"{error.lines[0]}; it {begins}")
-    if stored and not anew and not whole_here(run):
-        fetch_stored(run, "newest")
+        except LaunchError as error:
+            if not anew:
+                raise
+            trouble = error
+    if trouble is None:
+        return
+    here = whole_here(run)
+    if not (anew or (stored and here)):
+        raise trouble
+    begins = f"resumes from step {here[-1]}, which is here" if here else "begins with step 0, as --anew allows"
+    news.say(f"{trouble.lines[0]}; it {begins}")
 
 
 def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEntry:
