@@ -67,6 +67,7 @@ BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 # An open one of these means that a driver is initialised, which does not survive a fork.
 DEVICES = ("/dev/nvidia", "/dev/kfd")
 MAX_CHAIN = 8  # exceptions in one report
+LOOK_S, MOST_STOPPED = 1.0, 3  # a stopped agent is seen so often, and so many times, before it is killed
 # Variables that only a rank has: a process in reserve does not know them yet.
 OF_A_RANK = {
     "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
@@ -239,6 +240,30 @@ def fork_for_subreaper() -> int:
     if not pid:
         raise NoFork("the process between this one and the rank could not fork")
     return pid
+
+
+def wait_beside(agent: int, fds: Sequence[int]) -> None:
+    """Wait until one of the descriptors `fds` can be read. Kill the process `agent`, which is the parent of ranks, if a
+    signal has stopped it for three seconds.
+
+    A stopped agent renews no lease, and its ranks die with it. Its watchdog and its supervisor end them earlier, unless
+    they are stopped or killed too.
+    """
+    stopped = 0
+    while not select.select(fds, [], [], LOOK_S)[0]:
+        stopped = stopped + 1 if is_stopped(agent) else 0
+        if stopped >= MOST_STOPPED:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(agent, signal.SIGKILL)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal such as SIGSTOP has stopped the process `pid`."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] == b"T"
+    except OSError:
+        return False  # it has ended
 
 
 def name_this(name: str) -> None:
@@ -1257,19 +1282,19 @@ def become_agent(supervisors_end: int) -> NoReturn:
     replace_program(words["argv"], {**words["env"], OFFERED: f"{offered} {sys.executable}"})
 
 
-def stand_by(agents_end: int, gate: int) -> None:
-    """Wait as the standby of an agent. `agents_end` is the fd of a socket from the agent, and `gate` that of a socket
-    from its supervisor.
+def stand_by(agent: int, agents_end: int, gate: int) -> None:
+    """Wait as the standby of the process `agent`. `agents_end` is the fd of a socket from the agent, and `gate` that of
+    a socket from its supervisor.
 
     Return, to serve the agent as its zygote, once the agent sends a message or the supervisor closes the gate. If the
     agent dies before, wait for the supervisor: become the next agent when it sends that agent's arguments, or exit when
     it closes the gate. Raise Standby in the zygote of that next agent.
     """
-    select.select([agents_end, gate], [], [])
+    wait_beside(agent, [agents_end, gate])
     if select.select([agents_end], [], [], 0)[0]:
-        with socket.socket(fileno=os.dup(agents_end)) as agent:
+        with socket.socket(fileno=os.dup(agents_end)) as wire:
             try:
-                gone = not agent.recv(1, socket.MSG_PEEK)
+                gone = not wire.recv(1, socket.MSG_PEEK)
             except ConnectionError:
                 gone = True
         if gone:
@@ -1410,6 +1435,8 @@ class Zygote:
         """Wait until the agent sends something, and yield the lines that are complete then; file descriptors that come
         with them are kept in `_handed`. End this process if the agent has closed the connection.
         """
+        if self._room is None:  # an owner of many runs is no agent: its user may stop it
+            wait_beside(self._serves, [self._agent.fileno()])
         try:
             data, fds, _, _ = socket.recv_fds(self._agent, 1 << 16, MAX_HANDED, socket.MSG_CMSG_CLOEXEC)
             self._handed += fds
@@ -1693,7 +1720,7 @@ def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
     while mode in ("serve", "lend"):
         try:
             if gate != -1:
-                stand_by(fd, gate)
+                stand_by(agent_pid, fd, gate)
             die_with(agent_pid)
             return Zygote(fd, agent_pid, inherited, tried, room).serve()
         except Standby as standby:

@@ -481,6 +481,20 @@ LEASE_S = 8.0
 LEASED = f"recovery:\n  lease: {LEASE_S:g}s\n  communication: 5\n"
 
 
+def test_ranks_end_where_only_the_zygote_is_awake(lab):
+    """Agent, watchdog and supervisor were frozen at once: the ranks worked on beside those that replaced them."""
+    run = lab.submit(lab.chain(args="steps: 100000\npause: 0.02", resources="ranks_per_node: 1", more=LEASED))
+    (rank,) = lab.until_step(run, 3)["ranks"]
+    agent = lab.agent_pid(run, 0)
+    supervisor = json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"]
+    frozen = [supervisor, agent, *lab.children(agent, b"launcher.node")]
+    assert len(frozen) == 3 and all(kill(pid, signal.SIGSTOP) for pid in frozen)
+    lab.until("the end of the ranks", lambda: has_ended(rank["pid"]))
+    kill(supervisor, signal.SIGCONT)
+    lab.until("the next attempt", lambda: lab.read_state(run)["attempt"] == 2)
+    lab.launch("cancel", run)
+
+
 @pytest.mark.daily
 def test_the_ranks_of_a_frozen_agent_end_with_its_lease(lab):
     """By its guard: it could not itself, and beside the next generation they would write on."""

@@ -7,7 +7,8 @@ the watchdog, or else the supervisor, kills the ranks and then the agent.
 
 A separate process enforces the lease, because a frozen agent cannot. The watchdog is a fork of the agent, made before
 anything else, in a session of its own; if one of the two dies, so does the other. The supervisor that started the agent
-acts if the watchdog is frozen or killed as well.
+acts if the watchdog is frozen or killed as well. If the supervisor is, too, the zygote kills an agent that a signal has
+stopped for three seconds, whose ranks die with it.
 """
 
 import contextlib
