@@ -323,7 +323,7 @@ class RemappedRows(NamedTuple):
 
 
 class _Driver:
-    """One GPU as NVIDIA's management library, which comes with the driver, shows it: its memory errors."""
+    """The memory errors of one GPU, as NVIDIA's management library, which comes with the driver, reports them."""
 
     def __init__(self, library: Any, gpu: ctypes.c_void_p) -> None:
         self._library, self._gpu = library, gpu

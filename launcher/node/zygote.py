@@ -242,28 +242,30 @@ def fork_for_subreaper() -> int:
     return pid
 
 
-def wait_beside(agent: int, fds: Sequence[int]) -> None:
+def wait_for_input(fds: Sequence[int], agent: int) -> None:
     """Wait until one of the descriptors `fds` can be read. Kill the process `agent`, which is the parent of ranks, if a
     signal has stopped it for three seconds.
 
     A stopped agent renews no lease, and its ranks die with it. Its watchdog and its supervisor end them earlier, unless
     they are stopped or killed too.
     """
-    stopped = 0
-    while not select.select(fds, [], [], LOOK_S)[0]:
-        stopped = stopped + 1 if is_stopped(agent) else 0
+    poll, stopped = select.poll(), 0  # a descriptor of a coordinator of thousands of agents is beyond those of select
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    while not poll.poll(1000 * LOOK_S):
+        stopped = stopped + 1 if is_stopped_by_signal(agent) else 0
         if stopped >= MOST_STOPPED:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(agent, signal.SIGKILL)
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal such as SIGSTOP has stopped the process `pid`."""
+def is_stopped_by_signal(pid: int) -> bool:
+    """Return whether a signal such as SIGSTOP has stopped the process `pid`; return False if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] == b"T"
     except OSError:
-        return False  # it has ended
+        return False
 
 
 def name_this(name: str) -> None:
@@ -1290,7 +1292,7 @@ def stand_by(agent: int, agents_end: int, gate: int) -> None:
     agent dies before, wait for the supervisor: become the next agent when it sends that agent's arguments, or exit when
     it closes the gate. Raise Standby in the zygote of that next agent.
     """
-    wait_beside(agent, [agents_end, gate])
+    wait_for_input([agents_end, gate], agent)
     if select.select([agents_end], [], [], 0)[0]:
         with socket.socket(fileno=os.dup(agents_end)) as wire:
             try:
@@ -1436,7 +1438,7 @@ class Zygote:
         with them are kept in `_handed`. End this process if the agent has closed the connection.
         """
         if self._room is None:  # an owner of many runs is no agent: its user may stop it
-            wait_beside(self._serves, [self._agent.fileno()])
+            wait_for_input([self._agent.fileno()], self._serves)
         try:
             data, fds, _, _ = socket.recv_fds(self._agent, 1 << 16, MAX_HANDED, socket.MSG_CMSG_CLOEXEC)
             self._handed += fds
@@ -1725,6 +1727,7 @@ def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
             return Zygote(fd, agent_pid, inherited, tried, room).serve()
         except Standby as standby:
             fd, agent_pid, gate = standby.args
+            room = None  # of the owner of many runs: this process serves the agent of one
         name_this("launch-standby")
         for one in (gate, fd) if gate != -1 else (fd,):
             with contextlib.suppress(BrokenPipeError), socket.socket(fileno=os.dup(one)) as whom:  # nobody wants it now

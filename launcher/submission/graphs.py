@@ -309,8 +309,9 @@ def _is_taken(graph: GraphSpec, runs: Path, one: RunId) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the runs of a graph's steps are stored: `here` is the folder of runs on this machine, `on` the cluster of
-    each step (None: not known), and `far` the folder of runs on each cluster that stores them on its own disks.
+    """The places where the runs of a graph's steps are stored: `here` is the folder of runs on this machine, `on` the
+    cluster of each step (None: not known), and `far` the folder of runs on each cluster that stores them on its own
+    disks.
     """
 
     here: Path

@@ -137,13 +137,13 @@ def _fetch_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
             was.bring_newest(run)
     except LaunchError as error:
         trouble = error
-    if stored and (trouble is not None or not whole_here(run)):
-        try:
+    try:
+        if stored and (trouble is not None or not whole_here(run)):
             fetch_stored(run, "newest")
-        except LaunchError as error:
-            if not anew:
-                raise
-            trouble = error
+    except LaunchError as error:
+        if not anew:
+            raise
+        trouble = error
     if trouble is None:
         return
     here = whole_here(run)

@@ -2,9 +2,11 @@
 
 import ast
 import ctypes
+import fcntl
 import json
 import os
 import re
+import resource
 import select
 import shutil
 import signal
@@ -751,6 +753,29 @@ def test_an_idle_zygote_costs_nothing(start):
         time.sleep(0.3)  # real time is what this is about
         looks.append([stat.read_text().rpartition(")")[2].split()[at] for at in (0, 11, 12)])
         assert len(looks) < 200, looks
+
+
+def test_a_zygote_of_an_agent_with_thousands_of_connections_serves_it():
+    """Its descriptor, which it gets from there, is beyond those that select takes."""
+    ours, theirs = socket.socketpair()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    beyond = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD, 1500)
+    theirs.close()
+    try:
+        with ours, subprocess.Popen(
+            [sys.executable, str(ZYGOTE), "serve", str(beyond), str(os.getpid())],
+            pass_fds=[beyond], env=environment(), stdin=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            os.close(beyond)
+            ours.settimeout(ANSWER_S)
+            ours.sendall(json.dumps({"op": "preload", "modules": []}).encode() + b"\n")
+            with ours.makefile("rb") as lines:
+                assert [json.loads(lines.readline())["op"] for _ in range(2)] == ["began", "ready"]
+            ours.close()
+            assert process.wait(ANSWER_S) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_peak_memory_is_told(plain_zygote, project, tmp_path):

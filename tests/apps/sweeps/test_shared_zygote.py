@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from lab import parent
+from lab import kill, parent
 
 from launcher.run.identity import alive, process_id
 from launcher.run.processes import tagged
@@ -141,6 +141,20 @@ def test_whoever_is_killed_takes_its_own_along_and_nobody_elses(warm):
     lab.let_go()
     found = lab.until("the end", lambda: ended(lab, sweep))
     assert [one["state"] for one in found] == ["complete", "failed", "complete", "complete"]
+    lab.until("all to leave", lambda: not lab.processes())
+
+
+def test_the_zygote_of_a_trial_ends_a_stopped_agent_whose_watchdog_and_supervisor_are_stopped_too(warm):
+    lab = warm.lab
+    first = f"{warm.sweep('run.args.x: [2]').stdout.strip()}-t0000"
+    lab.until("the run", lambda: running(lab, first))
+    rank, _, agent, supervisor = chain(lab, first)
+    frozen = [supervisor, agent, *lab.children(agent, b"launcher.node"), *lab.zygotes(agent)[1:]]  # its standby, too
+    assert len(frozen) == 4 and all(kill(pid, signal.SIGSTOP) for pid in frozen)
+    lab.until("the end of the rank", lambda: not living([rank]))
+    kill(supervisor, signal.SIGCONT)
+    lab.until("another attempt", lambda: lab.status(first)["attempt"] == 2 and running(lab, first))
+    lab.let_go()
     lab.until("all to leave", lambda: not lab.processes())
 
 
