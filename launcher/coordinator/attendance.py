@@ -66,7 +66,7 @@ class Attendance:
         node.replica_port, node.link_port = join.replica_port, join.link_port
         node.link, node.ready = Presence.UP, node.ready and known
         self._nodes.renew_lease(node, self._ledger.mono)
-        node.follows_from, node.answers = self._ledger.mono, {}
+        node.follows_from, node.answers = min(node.connected_at, self._ledger.mono), {}
         self._nodes.settle(node)
         text = f"node {node.index} joined {'again ' if known else ''}from {join.address}"
         self._ledger.record("agent_joined", text, node=node.index)

@@ -106,6 +106,10 @@ class Coordinator:
         self._advance()
         return self._ledger.out
 
+    def connect(self, node: int, mono: float) -> None:
+        """Record that an agent of the node has connected at the monotonic time `mono`; its Join may come much later."""
+        self._nodes[node].connected_at = mono
+
     def acknowledge(self, heartbeat: messages.Heartbeat, mono: float) -> messages.HeartbeatAck | None:
         """Handle a heartbeat that only renews its node's lease, and return the answer; return None, having done
         nothing, if `handle` has to handle it. `mono` is the present monotonic time.

@@ -55,6 +55,7 @@ class KnownNode:
     port: int = 0  # the MASTER_PORT of its ranks if it has rank 0
     replica_port: int = 0  # the port at which it sends and receives checkpoint files; 0: none
     link_port: int = 0  # the port at which the link to it is measured; 0: none
+    connected_at: float = inf  # when its newest connection was made: all that came over it was sent later
     heard_at: float = 0.0  # when its last message came, by the coordinator's monotonic clock
     follows_from: float = 0.0  # the agent's present lease began then or later, by the coordinator's clock
     answers: dict[int, float] = field(default_factory=dict)  # by number, when its newest heartbeats were answered

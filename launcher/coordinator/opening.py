@@ -63,7 +63,7 @@ class Opener:
         elif attempt.awaited is not None and not self._has_come(attempt.awaited):
             if attempt.mono >= attempt.awaited.until:
                 aftermath.end_without_checkpoint(attempt.awaited)
-        elif attempt.gathering.complete(attempt.mono):
+        elif attempt.gathering.complete(attempt.mono) and attempt.outvoted() is None:
             unfit = len(attempt.nodes.unfit)
             if self._links_are_known(self._chosen):
                 self._open(self._chosen())

@@ -211,6 +211,7 @@ class CoordinatorServer:
 
         Raise WireError if the first message is not the Join of a node of the plan, or TimeoutError if none comes.
         """
+        connected_at = self._clock.now()
         async with asyncio.timeout(handshake_limit_s(len(self._plan.nodes))):
             join = await wire.receive()
         if not isinstance(join, messages.Join) or not 0 <= join.node < len(self._plan.nodes):
@@ -219,6 +220,7 @@ class CoordinatorServer:
         self._wires[join.node] = wire
         if older is not None:
             older.abort()  # a peer that is cut off takes nothing any more, and a close would wait for it
+        self._coordinator.connect(join.node, connected_at)
         self._handle(join)
         try:
             await wire.attend(functools.partial(self._receive, join.node))

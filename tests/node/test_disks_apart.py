@@ -4,12 +4,26 @@ import msgspec
 import pytest
 from simulated_cluster import Cluster, plan_of
 
+from launcher.coordinator.coordinator import Coordinator
+from launcher.coordinator.effects import Now, Out, Send
 from launcher.coordinator.nodes import NodeTable, Presence
 from launcher.coordinator.opening import START_S
+from launcher.run.identity import this_process
 from launcher.run.records import ANEW, KEPT, Event
 from launcher.spec.model import CheckpointOptions, JobSpec, Recovery, RunOptions
 from launcher.states import Cause, State
-from launcher.wire.messages import Copied, Heartbeat, Noted, NotFetched, NothingWhole, ReplicaAddress, Settled
+from launcher.wire.messages import (
+    Copied,
+    Heartbeat,
+    Join,
+    Noted,
+    NotFetched,
+    NothingWhole,
+    Ready,
+    ReplicaAddress,
+    Settled,
+    Start,
+)
 
 LEASE = Recovery().lease_s
 
@@ -504,3 +518,20 @@ def test_a_heartbeat_that_was_long_on_its_way_makes_nobody_heard_for_longer() ->
     assert nodes.followers(99.0 + LEASE - 0.5) == {0, 1, 2}
     nodes.answer(nodes[1], 2, 1, 3.0, 109.0)  # the answer of 108 came 3 s after its heartbeat was sent
     assert nodes.followers(104.0 + LEASE - 1.5) == {1} and nodes.followers(104.0 + LEASE) == set()
+
+
+@pytest.mark.parametrize(("connected_at", "opens"), [(99.0, True), (100.0 - LEASE, False)])
+def test_hosts_that_may_have_elected_another_get_no_ranks(connected_at: float, opens: bool) -> None:
+    """What they had said long before came late, and the coordinator started ranks beside those of the new leader."""
+    plan = msgspec.structs.replace(plan_of(3), disks_apart=True, elects=True)
+    now = Now(100.0, 100.0)
+    coordinator, out = Coordinator(plan, 1, [], now), list[Out]()
+    for node in range(3):
+        coordinator.connect(node, connected_at if node else 100.0)
+        out += coordinator.handle(Join(node, "127.0.0.1", this_process(), 20_000), now)
+    for node in range(3):
+        out += coordinator.handle(Ready(node), now)
+    assert any(isinstance(one, Send) and isinstance(one.message, Start) for one in out) == opens
+    for answered in (0, 1):
+        out += coordinator.handle(Heartbeat(1, 1 + answered, 0, (), answered=answered), now)
+    assert any(isinstance(one, Send) and isinstance(one.message, Start) for one in out), "1 of 2 others follows now"
