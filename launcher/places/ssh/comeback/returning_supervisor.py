@@ -2,21 +2,29 @@
 
 If only the earlier supervisor was killed, the host's agent, which starts the ranks, still runs. The new supervisor then
 adopts it, and leads the attempt again if that agent runs the coordinator and this host voted for no other leader.
-Without a running agent it never leads an attempt again that had begun. If no host continues the run it exits, unless it
-led the run and the others still wait for a leader: then it takes part in their election. If the run has not begun yet,
-it waits with the others for the hosts that the run needs. Its newest vote is in voter.json, and it listens at the
-address that the others know.
+Without a running agent it never leads an attempt again that had begun. If no host leads the run and enough of them are
+up, some of which may have come back themselves, it takes part in the election of a leader; if too few are up for
+`recovery.wait`, it exits. If the run has not begun yet, it waits with the others for the hosts that the run needs. Its
+newest vote is in voter.json, and it listens at the address that the others know.
 """
 
 import time
+from contextlib import suppress
 from typing import BinaryIO
 
-from launcher.errors import Exit, LaunchError
+from launcher.errors import Exit, Fenced, LaunchError
 from launcher.places.ssh.host import presence
 from launcher.places.ssh.host.follower import TakeOver, leader_of
 from launcher.places.ssh.host.host_supervisor import carry_on, slots_for, to_its_end, wait_and_run
 from launcher.places.ssh.host.leader import enough
-from launcher.places.ssh.host.supervisor_messages import Ask, OpenAttempt, Rejoin, statuses
+from launcher.places.ssh.host.supervisor_messages import (
+    Ask,
+    OpenAttempt,
+    Rejoin,
+    Returning,
+    SupervisorStatus,
+    statuses,
+)
 from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
 from launcher.places.ssh.host.supervisor_state import SlotsLost, SupervisorState
 from launcher.places.ssh.messages import Opened, Peer
@@ -70,7 +78,7 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
 
     That needs another host that leads, and free slots on this one; until then this host holds no slots, unless its
     earlier agent still runs in them. If the run has not begun because it waits for its hosts, this one waits with them.
-    If the others cannot continue without this host, it asks them to elect it.
+    If the others cannot continue without this host, it takes part in the election of a leader.
 
     `gpus` are the host's GPUs that may be used; `wakeup` ends waits early, for instance when a stop is asked for.
     The exit code is OK also if the run is over, a stop is asked for, or nobody continues the run in time.
@@ -105,7 +113,7 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
             slots.enqueue()
             supervisor.ready.take(slots)  # which its agent of before, and the coordinator there, hold to their end
             if supervisor.ready.gpus is not None:
-                number = elect_again(supervisor, wakeup, within_s=rules.lease_s)
+                number = elect_again(supervisor, wakeup, within_s=rules.lease_s + rules.wait_s)
                 if number is not None:
                     supervisor.move(number)
                     return carry_on(supervisor, wakeup)
@@ -131,38 +139,41 @@ def is_awaited(supervisor: SupervisorState) -> bool:
     """Return whether the attempt that this host knows has not begun, because the leader still waits for hosts or for
     their slots.
 
-    Another host has to confirm it. If this host does not lead, that is the leader. If it leads, at least one other host
-    has to answer, and all that answer have to be waiting in that attempt.
+    If this host does not lead, the leader has to confirm it. If it leads, all hosts that answer have to be waiting in
+    that attempt, and at least one has to answer, unless this host is a quorum alone.
     """
-    attempt, index = supervisor.attempt, supervisor.here.index
-    if (attempt.started if supervisor.leads else attempt.node_started(index)).exists():
+    attempt = supervisor.attempt
+    if supervisor.has_begun_here():
         return False
-    there = statuses(supervisor.rpc.ask(Ask()))
+    there = _there(supervisor)
     if supervisor.leads:
         waits = [one.attempt == attempt.number and not one.began for one in there.values()]
-        return supervisor.ballot.voter.leads and bool(waits) and all(waits)
-    leader = there.get(leader_of(supervisor))
+        voter = supervisor.ballot.voter
+        return voter.leads and all(waits) and (bool(waits) or voter.carries(()))
+    leader = statuses(there).get(leader_of(supervisor))
     return leader is not None and leader.leads and leader.attempt == attempt.number and not leader.began
 
 
 def is_missed(supervisor: SupervisorState) -> bool:
     """Return whether the other hosts need this one to continue the run.
 
-    That is so if this host led the newest attempt that it knows, all hosts that answer wait in that attempt for a
-    leader, at least one of them has begun the attempt, and together with this one they are enough to continue: a
-    quorum, and the run's smallest number of nodes. At least one has to have begun it, because if this host was lost
-    while it told the others to begin, it is possible that no host has started the attempt.
+    That is so if no host that answers has a leader, and those that have a vote are enough together with this one: a
+    quorum, and the run's smallest number of nodes. Hosts that have just come back count, too, and a host whose leader
+    is one of those without a leader has none.
     """
     if not supervisor.plan.disks_apart or not supervisor.ballot.voter.has_vote or not _enter_newest(supervisor):
         return False
-    if not supervisor.leads:
-        return False
-    number = supervisor.ballot.voter.newest.attempt
-    there = statuses(supervisor.rpc.ask(Ask()))
-    waiting = all(one.leaderless and one.attempt == number for one in there.values())
-    begun = any(one.began for one in there.values())
+    there = _there(supervisor)
+    led_by = {number: one.led_by for number, one in there.items() if not (isinstance(one, Returning) or one.leaderless)}
+    leaderless = {supervisor.rpc.peer(number).host for number in there.keys() - led_by.keys()}
     has_votes = [number for number, one in there.items() if one.has_vote]
-    return waiting and begun and enough(supervisor, has_votes, leads=False)
+    return leaderless.issuperset(led_by.values()) and enough(supervisor, has_votes, leads=False)
+
+
+def _there(supervisor: SupervisorState) -> dict[int, SupervisorStatus | Returning]:
+    """Ask the other hosts for their state; return the answers by number, also those of hosts that have come back."""
+    replies = supervisor.rpc.ask(Ask())
+    return {number: one for number, one in replies.items() if isinstance(one, SupervisorStatus | Returning)}
 
 
 def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:
@@ -174,6 +185,8 @@ def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:
     """
     if not _enter_newest(supervisor):
         return None
+    if supervisor.plan.disks_apart and supervisor.attempt.number < supervisor.ballot.voter.newest.attempt:
+        return None  # it was to lead a newer one
     if supervisor.leads:
         apart = supervisor.plan.disks_apart
         leads = supervisor.ballot.voter.leads if apart else fence(supervisor.run) == supervisor.attempt.number
@@ -184,13 +197,13 @@ def agent_left(supervisor: SupervisorState) -> AdoptedAgent | None:
 
 def _enter_newest(supervisor: SupervisorState) -> bool:
     """Change to the newest attempt that this host knows, if the supervisor is not in it yet, and return whether the run
-    still goes on, as far as is known here. Return False and change nothing if the attempt's plan is not on this disk.
+    still goes on, as far as is known here. An attempt that this host was to lead and too few others accepted has no
+    plan, and is left out.
     """
-    number = supervisor.ballot.voter.newest.attempt
+    known = [one.attempt for one in supervisor.ballot.voter.openings]
     if not supervisor.plan.disks_apart and (last := newest(supervisor.run)) is not None:
-        number = last.number
-    if not supervisor.run.attempt(number).plan.exists():
-        return False  # too few had accepted it
+        known = [last.number]
+    number = max((one for one in known if supervisor.run.attempt(one).plan.exists()), default=0)
     if number > supervisor.attempt.number:
         supervisor.move(number)
     return not supervisor.has_ended()
@@ -200,21 +213,24 @@ def elect_again(supervisor: SupervisorState, wakeup: Wakeup, *, within_s: float)
     """Take part in the election of the next attempt's leader for `within_s` seconds at most; return the number of the
     attempt that this host opens as its leader or accepts from another one.
 
-    Return None, and take part no more, if there is none by then, the run has ended, or this process was asked to stop.
-    Raise Fenced if the run continues without this host.
+    Return None, and take part no more, if there is none by then, the leader is back, the run continues without this
+    host or has ended, or this process was asked to stop.
     """
     supervisor.ready.told = supervisor.ready.prepared = supervisor.ready.began = True
     take_over, until = TakeOver(supervisor), time.monotonic() + within_s
     take_over.open()
-    supervisor.returning, number = False, None
-    while number is None and not wakeup.stop_asked and not supervisor.has_ended() and time.monotonic() < until:
-        accepted = supervisor.ballot.accepted
-        number = accepted.attempt if accepted is not None else take_over.look()
-        if number is None:
+    supervisor.returning = False
+    with suppress(Fenced):  # this host may rejoin the attempt that runs without it
+        while supervisor.ballot.leaderless and not supervisor.has_ended():
+            accepted = supervisor.ballot.accepted
+            number = accepted.attempt if accepted is not None else take_over.look()
+            if number is not None:
+                return number
+            if wakeup.stop_asked or time.monotonic() > until:
+                break
             wakeup.wait(_AGAIN_S)
-    if number is None:
-        supervisor.step_back()
-    return number
+    supervisor.step_back()
+    return None
 
 
 def _take_part(supervisor: SupervisorState, wakeup: Wakeup) -> int:

@@ -238,7 +238,7 @@ class TakeOver:
         written without a next attempt, and None is returned.
         """
         supervisor = self._supervisor
-        elected = elect(supervisor, others, leads=False)
+        elected = elect(supervisor, others)
         if elected is None:
             return None
         announced = announced_end(supervisor)

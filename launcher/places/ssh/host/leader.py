@@ -362,7 +362,7 @@ def propose(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], 
 
     The keys of `there` are the numbers of the other hosts that answer; `cause` is why the present attempt ended.
     """
-    elected = elect(supervisor, there, leads=True)
+    elected = elect(supervisor, there)
     return open_next(supervisor, elected, cause, leads=True) if elected is not None else None
 
 
@@ -411,13 +411,12 @@ class Elected:
     others: tuple[int, ...]  # hosts that have voted for this one; on a shared disk, all that answer
 
 
-def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *, leads: bool) -> Elected | None:
+def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> Elected | None:
     """Ask the hosts in `there`, by their numbers, for their votes. Return the right to open the next attempt, or None
     if it has accepted another host's attempt, or if this host and those that vote for it are no quorum or fewer than
     the run's smallest number of nodes.
 
-    If the hosts share a disk, there is no vote, and the right is always returned. `leads`, whether this host leads the
-    run now, is only passed on to the function `enough`.
+    If the hosts share a disk, there is no vote, and the right is always returned.
     """
     used = max(attempt.number for attempt in attempts(supervisor.run))
     if not supervisor.plan.disks_apart:
@@ -428,7 +427,7 @@ def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *,
     records = supervisor.ballot.records()
     asked = Vote(number, supervisor.node, RecordsSaid(records.attempt, records.length, records.digest))
     others = tuple(granted(supervisor.rpc.ask(asked, there)))
-    if not enough(supervisor, others, leads=leads) or not supervisor.open(number, [supervisor.node, *others]):
+    if not enough(supervisor, others, leads=False) or not supervisor.open(number, [supervisor.node, *others]):
         return None
     return Elected(number, others)
 

@@ -1,7 +1,7 @@
 """Define the messages between the supervisors of a run, one on each host. A host's slots are the GPUs or cores that it
 keeps for the run, its history is its copy of the run's events, and the leader is the host that decides for all.
 
-Ask ─► SupervisorStatus        the state of the other one
+Ask ─► SupervisorStatus, Returning  the state of the other one
 Replica ─► Agreed              a record of the leader's, for hosts that do not share its disk
 Prepare ─► Agreed, Declined    keep what the host has, until all have prepared or one has not
 Commit ─► Agreed, Declined     all have prepared and it begins; or not all, and it may let go again
@@ -45,6 +45,16 @@ class SupervisorStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t")
     led_by: Text = ""  # the host that leads its attempt
     held_back: bool = False  # the run waits for something other than hosts, such as a start time
     silent_s: Age = 0.0  # of the leader: seconds since its coordinator last wrote its state, by its own clock
+
+
+class Returning(msgspec.Struct, frozen=True, tag="returning", tag_field="t"):
+    """The answer to Ask of a host that has come back and takes no part in the run yet. If the run has no leader, others
+    may count on its vote.
+    """
+
+    attempt: Number  # the newest attempt that it has accepted
+    began: bool  # it had begun that attempt
+    has_vote: bool  # it is a voter of that attempt
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="t"):
@@ -160,7 +170,7 @@ class Declined(msgspec.Struct, frozen=True, tag="declined", tag_field="t"):
 
 
 SupervisorQuestion = Ask | Replica | Prepare | Commit | Vote | OpenAttempt | Settled | Cancelled | Rejoin
-SupervisorReply = SupervisorStatus | Agreed | Declined | OpenAttempt
+SupervisorReply = SupervisorStatus | Returning | Agreed | Declined | OpenAttempt
 
 
 def statuses(replies: Mapping[int, SupervisorReply]) -> dict[int, SupervisorStatus]:

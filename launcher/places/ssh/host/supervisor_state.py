@@ -26,6 +26,7 @@ from launcher.places.ssh.host.supervisor_messages import (
     RecordsSaid,
     Rejoin,
     Replica,
+    Returning,
     Settled,
     SupervisorQuestion,
     SupervisorReply,
@@ -128,11 +129,10 @@ class Readiness:
         """Record that this host begins the attempt: the leader reports that the attempt has begun, and its message to
         this host was missed.
 
-        Raise Fenced if this host had not prepared (promised to keep its slots), because the run then continues without
-        it.
+        Raise Fenced if this host does not hold its slots, because the run then continues without it.
         """
         with self._lock:
-            if not self.prepared:
+            if self.gpus is None:
                 raise Fenced(f"attempt {attempt} has begun without {self._host}")
             self.began = True
 
@@ -290,9 +290,9 @@ class SupervisorState:
 
     def running_attempt(self) -> OpenAttempt | None:
         """Return the message that lets a lost host join the attempt that runs now and that this host leads. Return None
-        if this host does not lead, the attempt has not begun yet, or the run has ended with it.
+        if this host does not lead or waits to be elected, the attempt has not begun yet, or the run has ended with it.
         """
-        if not self.leads or not self.ready.began or self.has_ended():
+        if not self.leads or self.ballot.leaderless or not self.ready.began or self.has_ended():
             return None
         names, here = [node.host for node in self.plan.nodes], len(self.plan.nodes) - len(self.plan.away)
         return self.opening(self.attempt.number, names[:here], None, names[here:])
@@ -392,6 +392,16 @@ class SupervisorState:
             silent_s=self._coordinators_silence_s(),
         )
 
+    def _returning(self) -> Returning:
+        """Return the state of this host for others, while it has come back and does not take part yet."""
+        return Returning(self.ballot.voter.newest.attempt, self.has_begun_here(), self._has_vote())
+
+    def has_begun_here(self) -> bool:
+        """Return whether this host has begun the present attempt under this supervisor or an earlier one, as its disk
+        has it.
+        """
+        return (self.attempt.started if self.leads else self.attempt.node_started(self.here.index)).exists()
+
     def _coordinators_silence_s(self) -> float:
         """Return for how many seconds the coordinator on this host has been silent: since it last wrote state.json, or
         since `coordinator_due_at`, when it was expected to begin, if that is later. The result is 0 while no
@@ -412,10 +422,10 @@ class SupervisorState:
 
         def answer(question: SupervisorQuestion, asker: str) -> SupervisorReply:
             """Carry out the question and return the answer."""
+            if isinstance(question, Ask):
+                return self._returning() if self.returning else self.status()
             if self.returning and not isinstance(question, Cancelled):
                 return Declined("it has come back, and does not take part yet")
-            if isinstance(question, Ask):
-                return self.status()
             if isinstance(question, Replica) and not self._copying.acquire(blocking=False):
                 return Declined("it still writes the record before")
             try:

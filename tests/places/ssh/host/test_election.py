@@ -1,6 +1,8 @@
 """Test which host takes a run over, with hosts that are silent, frozen or replaced by another process."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import inf
 from types import SimpleNamespace
 
@@ -125,12 +127,12 @@ def test_a_guest_holds_nobody_up(tmp_path):
         assert table.end(number).state is State.INTERRUPTED, "there are two of the three nodes that it needs"
 
 
-@pytest.mark.parametrize("case", ["started", "all had begun", "some had begun"])
+@pytest.mark.parametrize("case", ["started", "all had begun", "some had begun", "none had begun"])
 def test_a_leader_whose_supervisor_was_killed_is_the_third_of_three_hosts_again(tmp_path, case):
     """The others had votes enough, but too few nodes: the run failed, though all three hosts were up."""
     table = Table(tmp_path, nodes_min=3)
     for member in table.supervisors:
-        member.ready.began = case != "some had begun" or member.node == 1
+        member.ready.began = case in ("started", "all had begun") or (case == "some had begun" and member.node == 1)
     if case == "started":
         write_record(table.supervisors[0].attempt.started, this_process())
     table.lose(0)
@@ -146,23 +148,106 @@ def test_a_leader_whose_supervisor_was_killed_is_the_third_of_three_hosts_again(
     assert last.failure.summary == "host0 was lost, and leads again with 3 of 3 hosts"
 
 
-@pytest.mark.parametrize("case", ["it is led", "it has not begun", "one is missing", "it did not lead"])
-def test_who_comes_back_elects_nobody_where(tmp_path, case):
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("case", ["it is led", "one is missing"])
+def test_who_comes_back_elects_nobody_where(tmp_path, case, number):
     table = Table(tmp_path, nodes_min=3)
-    number = 2 if case == "it did not lead" else 0
     for member in table.supervisors:
-        member.ready.began = case != "it has not begun"
-    write_record(table.supervisors[number].attempt.started, this_process())
+        member.ready.began = True
     table.lose(number)
     table.silent = {1} if case == "one is missing" else set()
     if case == "it is led":
-        table.supervisors[1].ballot.leaderless = False
+        table.supervisors[1 if number == 0 else 0].ballot.leaderless = False
     again = started_again(table, number)
     assert not comeback.is_missed(again)
     again.ready.gpus = ()
     if case == "one is missing":
         assert comeback.elect_again(again, table.wakeups[0], within_s=0.0) is None
         assert again.returning and not again.ballot.leaderless
+
+
+def go_on(table, number):
+    """Return the attempt to which this host goes on, which has come back or has lost its leader."""
+    member, wakeup = table.supervisors[number], table.wakeups[number]
+    member.ready.gpus = ()
+    if member.returning:
+        return comeback.elect_again(member, wakeup, within_s=60.0)
+    take_over, following = TakeOver(member), None
+    while following is None:
+        following = member.ballot.accepted.attempt if member.ballot.accepted else take_over.look()
+        wakeup.wait(0.1)
+    return following
+
+
+@pytest.mark.parametrize("back", [{2}, {1}, {1, 2}, {0, 1, 2}])
+def test_hosts_that_come_back_elect_a_leader_with_those_that_have_none(tmp_path, back):
+    """They took no part and did not count each other: the run waited until those that were up gave it up."""
+    table, up = Table(tmp_path, nodes_min=3 if 0 in back else 2, wait_s=60.0), {1, 2} | back
+    table.lose(0)
+    table.silent = {0, 1, 2} - up
+    for number in back:
+        started_again(table, number)
+    assert all(comeback.is_missed(table.supervisors[number]) for number in back)
+    with ThreadPoolExecutor(len(up)) as pool:
+        assert {*pool.map(partial(go_on, table), up)} == {2}
+
+
+def test_a_leader_that_is_back_leads_a_newer_attempt_than_one_that_it_had_taken_back(tmp_path):
+    """Too few others had accepted it, and its leader took part in no election after a restart."""
+    table = Table(tmp_path, nodes_min=3)
+    table.deafen(1, OpenAttempt)
+    assert proposed(table, table.supervisors[0], [1, 2], None) is None
+    table.deafen(1)
+    table.lose(0)
+    table.silent = set()
+    again = started_again(table, 0)
+    assert comeback.agent_left(again) is None and comeback.is_missed(again)
+    assert go_on(table, 0) == 3
+
+
+def test_a_host_that_follows_one_without_a_leader_has_none(table):
+    """It had accepted an attempt that came to nothing, and waited for the leader of it to start."""
+    table.lose(0)
+    table.silent = set()
+    table.supervisors[2].ballot.leaderless = False
+    again, leader = started_again(table, 1), table.supervisors[0]
+    for leaderless in (False, True):
+        leader.ballot.leaderless = leaderless
+        assert comeback.is_missed(again) == leaderless
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_leader_that_is_half_of_the_voters_goes_on_alone_after_a_restart(tmp_path, size):
+    """Of two hosts the other never takes over; of three the other two may have."""
+    table = Table(tmp_path, size=size, nodes_min=1)
+    table.silent = {*range(1, size)}
+    again = started_again(table, 0)
+    assert comeback.is_awaited(again) == (size == 2)
+    write_record(again.attempt.started, this_process())
+    assert not comeback.is_awaited(again) and comeback.is_missed(again) == (size == 2)
+    if size == 2:
+        assert go_on(table, 0) == 2
+
+
+def test_hosts_that_all_come_back_before_the_run_has_begun_wait_for_each_other(table):
+    """Each waited for one that did: the run never began."""
+    for number in range(5):
+        started_again(table, number)
+    assert [comeback.is_awaited(member) for member in table.supervisors] == [True] + [False] * 4
+    table.supervisors[0].returning = False
+    assert all(comeback.is_awaited(member) for member in table.supervisors)
+
+
+def test_who_takes_part_in_an_election_joins_an_attempt_that_goes_on_without_it(table):
+    """It left instead, and nobody started it again."""
+    table.lose(0, 4)
+    assert TakeOver(table.supervisors[1]).look() == 2
+    for member in table.supervisors[1:4]:
+        member.move(2)
+    table.silent, table.supervisors[1].ready.began = {0}, True
+    again = started_again(table, 4)
+    assert go_on(table, 4) is None and again.returning
+    assert comeback.running_attempt(again).attempt == 2
 
 
 def test_on_a_disk_that_all_share_nobody_votes(tmp_path):
@@ -276,7 +361,7 @@ def test_who_accepts_an_attempt_while_it_asks_stands_for_no_other(tmp_path):
     table.lose(0)
     late, seen = table.supervisors[2], {1: table.supervisors[1].status()}
     assert taken(table, table.supervisors[1], [2]) == 2
-    assert elect(late, seen, leads=False) is None
+    assert elect(late, seen) is None
     assert (late.ballot.voted, late.ballot.accepted.attempt) == ((2, 1), 2)
 
 
@@ -293,7 +378,7 @@ def test_who_votes_for_another_while_it_stands_opens_nothing(tmp_path):
         return answer
 
     table.said = is_asked_too
-    assert elect(late, {1: table.supervisors[1].status()}, leads=False) is None
+    assert elect(late, {1: table.supervisors[1].status()}) is None
     assert late.ballot.voter.newest.attempt == 1
 
 

@@ -298,7 +298,7 @@ def proposed(table, member, others, cause):
 
 def taken(table, member, others):
     """Return what the host takes over if it does not lead and sees these others."""
-    elected = elect(member, {number: table.supervisors[number].status() for number in others}, leads=False)
+    elected = elect(member, {number: table.supervisors[number].status() for number in others})
     return open_next(member, elected, None, leads=False) if elected is not None else None
 
 
@@ -1120,13 +1120,17 @@ def test_who_is_left_alone_says_which_hosts_are_missed_and_what_a_person_can_do(
     assert f"launch resume {table.supervisors[2].plan.run_id} --without host0 --without host1" in end.message
 
 
-def test_a_host_without_which_it_began_leaves(table):
+@pytest.mark.parametrize("gpus", [(), None])
+def test_a_host_without_which_it_began_begins_later_or_leaves_if_it_lacks_its_slots(table, gpus):
     watch = table.watches()[2]
     table.silent = {2}
     assert host_supervisor._all_begin(table.supervisors[0])
-    table.silent = set()
-    with pytest.raises(Fenced, match="attempt 1 has begun without host2"):
-        watch.look()
+    table.silent, table.supervisors[2].ready.gpus = set(), gpus
+    if gpus is None:
+        with pytest.raises(Fenced, match="attempt 1 has begun without host2"):
+            watch.look()
+    else:
+        assert watch.look() and table.supervisors[2].ready.began
 
 
 def test_a_host_that_missed_the_word_to_begin_asks_for_it(table):

@@ -103,6 +103,13 @@ LEADERS = {
         "plan/on_hosts.py", "return frozenset(node.index for node in plan.nodes) - {*plan.away}",
         "return frozenset(node.index for node in plan.nodes)", CUT, "guest_has_no_weight",
     ),
+    "ranks start with hosts that may have elected another": (
+        "coordinator/opening.py", " and attempt.outvoted() is None:", ":", APART, "elected_another",
+    ),
+    "a message by which an agent joins counts from when it came": (
+        "coordinator/attendance.py", "min(node.connected_at, self._ledger.mono)", "self._ledger.mono",
+        APART, "elected_another",
+    ),
     "a heartbeat that was long on its way counts from when it came": (
         "coordinator/nodes.py", "max(node.follows_from, node.answers[answered] - took_s)", "mono",
         APART, "long_on_its_way",
@@ -181,7 +188,25 @@ RUNS_THAT_STAND_STILL = {
         BACK, "elif is_awaited(", "elif False and is_awaited(", SUPERVISORS, "before_the_run_has_begun",
     ),
     "a leader that was lost as it told hosts to begin is not missed": (
-        BACK, "begun = any(", "begun = supervisor.attempt.started.exists() and all(", ELECTIONS, "third_of_three",
+        BACK, "    there = _there(supervisor)\n    led_by",
+        "    there = _there(supervisor)\n    if not all(one.began for one in there.values()): return False\n    led_by",
+        ELECTIONS, "third_of_three",
+    ),
+    "hosts that come back do not count each other": (
+        BACK, "if isinstance(one, SupervisorStatus | Returning)}", "if isinstance(one, SupervisorStatus)}",
+        ELECTIONS, "come_back_elect",
+    ),
+    "only a leader that comes back takes part in an election": (
+        BACK, "    return leaderless.issuperset(", "    return supervisor.leads and leaderless.issuperset(",
+        ELECTIONS, "come_back_elect",
+    ),
+    "a leader that had taken an attempt back takes part in no election": (
+        BACK, "    return not supervisor.has_ended()\n",
+        "    return not supervisor.has_ended() and number == max(known)\n", ELECTIONS, "taken_back",
+    ),
+    "a host that was silent as the others began leaves for good": (
+        STATE, "if self.gpus is None:\n                raise", "if not self.prepared:\n                raise",
+        SUPERVISORS, "begins_later",
     ),
     "hosts keep what they have prepared though not all have": (
         WAITING, "by_all=ready.began), prepared)", "by_all=ready.began), ())", SUPERVISORS, "lets_go",

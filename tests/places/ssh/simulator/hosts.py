@@ -91,8 +91,12 @@ class Host:
         return WALL + self.world.now + self.offsets[2] % 20.0
 
     @property
+    def supervises(self):
+        return self.up and self.process is not None and self.process.alive
+
+    @property
     def takes_part(self):
-        return self.up and self.process is not None and self.process.alive and not self.supervisor.returning
+        return self.supervises and not self.supervisor.returning
 
     def _lay(self, starts_at):
         """Write what the submitter has sent here."""

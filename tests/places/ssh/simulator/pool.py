@@ -275,8 +275,9 @@ class Pool:
         return [host.name for host in self.hosts if host.takes_part]
 
     def has_quorum(self):
-        """Whether one of those that take part could lead, or leads, with the others that do, which are nodes enough."""
-        there = [host for host in self.hosts if host.takes_part]
+        """Whether one of those that take part or come back could lead, or leads, with the others, which are nodes
+        enough."""
+        there = [host for host in self.hosts if host.supervises]
         if len(there) < self.needs:
             return False
         numbers = {host.number for host in there}
