@@ -58,7 +58,7 @@ class ReturningSupervisor(Strategy):
         if mine is None or peers is None:
             raise LaunchError(f"{attempt.path}: does not say as whom this host takes part")
         self._supervisor, self._wakeup, self._gpus = SupervisorState(self.run, number, mine.node), Wakeup(), mine.gpus
-        self._supervisor.returning = True
+        self._supervisor.returning, self._supervisor.accepted_by = True, frozenset()
         key = wire_key(self._supervisor.secret, WIRE, self._supervisor.plan.run_id, number)
         me = peers[mine.node]
         self._supervisor.rpc = SupervisorRpc(me.address, key, self._supervisor.answering(self._wakeup), me.port)

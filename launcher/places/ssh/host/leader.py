@@ -95,6 +95,7 @@ class HostWatch:
         avoid_silent(supervisor, silent - self._silent)
         self._silent = silent
         if supervisor.plan.disks_apart:
+            supervisor.accepted_by |= {one for one, status in there.items() if status.accepted == number}
             send_attempt(supervisor, there)
             if not self.outvoted and is_outvoted(supervisor, there):
                 ask_to_stop(supervisor.attempt, RESTART)
@@ -178,7 +179,7 @@ class Leader:
             voters = supervisor.ballot.voter.newest.voters - {supervisor.node}
             self._replicator = RecordReplicator(
                 supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names,
-                voters=voters, copies=self._copies, records_due=records_due,
+                voters=voters, accepted=lambda: supervisor.accepted_by, copies=self._copies, records_due=records_due,
                 every_s=_UNSET_S if isinstance(agent, AdoptedAgent) else EVERY_S,
             )  # fmt: skip
         hearing = HostWatch(supervisor, self._wakeup)
@@ -456,6 +457,7 @@ def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None
     supervisor.starts_from = ranks_end(supervisor, took, leads=leads)
     if supervisor.plan.disks_apart:
         supervisor.settle(attempt.number)
+        supervisor.accepted_by = frozenset(took)
         supervisor.rpc.ask(Settled(attempt.number, supervisor.node), took)  # it is sent again to a host that misses it
     missing = [supervisor.rpc.peer(number).host for number in elected.others if number not in took]
     if missing:

@@ -140,7 +140,7 @@ def _of_role(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
     return {name: of_run[name] for name in (ENDPOINT, "end", EVENTS, "state")}
 
 
-def _is_history(name: str) -> bool:
+def is_history(name: str) -> bool:
     """Return whether a record is a history of events: its `name` in messages is EVENTS, or ends with a space and EVENTS
     if it is that of a role.
     """
@@ -171,11 +171,11 @@ def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: boo
     copied = _named(run, replica, roles)
     if copied is None:
         raise LaunchError(f"no record is called {replica.name[:40]!r}")
-    data, is_history = replica.data.encode(), _is_history(replica.name)
-    if is_history != (replica.at != _WHOLE):
-        raise LaunchError(f"{replica.name}: expected {'a piece' if is_history else 'a whole record'}")
+    data, in_pieces = replica.data.encode(), is_history(replica.name)
+    if in_pieces != (replica.at != _WHOLE):
+        raise LaunchError(f"{replica.name}: expected {'a piece' if in_pieces else 'a whole record'}")
     make_dir(copied.path.parent)
-    if is_history:
+    if in_pieces:
         _put_piece(copied.path, replica.at, data, cuts=cuts and replica.ends)
         return
     try:
@@ -260,6 +260,7 @@ class RecordReplicator:
         quiet_s: float = QUIET_S,
         cuts: bool = False,
         voters: Collection[int] = (),
+        accepted: Callable[[], Collection[int]] = tuple,
         copies: Callable[[], Mapping[str, HistoryCopies]] = dict,
         records_due: SharedEvent | None = None,
         every_s: float = EVERY_S,
@@ -267,12 +268,13 @@ class RecordReplicator:
         """Start sending; a host that did not answer is skipped for `quiet_s`, so that the others need not wait.
 
         How much of a history half of the attempt's voters have (this host and `voters`) is passed to its coordinator
-        by `copies`, by the history's name on the wire. Each coordinator sets `records_due` after it wrote what is to
-        be sent at once; it is closed with this.
+        by `copies`, by the history's name on the wire. A voter counts once it is among those that have `accepted` the
+        attempt: until then it may vote for a host without what it has. Each coordinator sets `records_due` after it
+        wrote what is to be sent at once; it is closed with this.
         """
         self._run, self._attempt, self._rpc, self._roles = run, attempt, rpc, roles
         self._renew_s, self._quiet_s, self._cuts = renew_s, quiet_s, cuts
-        self._voters, self._copies, self._every_s = tuple(voters), copies, every_s
+        self._voters, self._accepted, self._copies, self._every_s = tuple(voters), accepted, copies, every_s
         self._sent: dict[int, dict[str, object]] = {number: {} for number in (rpc.others if whom is None else whom)}
         self._quiet_until: dict[int, float] = {}
         self._over, self._records_due = False, records_due or SharedEvent()
@@ -317,10 +319,10 @@ class RecordReplicator:
         """
         self._report_copied()
         records, found = replicated(self._run, self._attempt, self._roles), dict[str, os.stat_result]()
-        for name in sorted(records, key=lambda name: not _is_history(name)):
+        for name in sorted(records, key=lambda name: not is_history(name)):
             with contextlib.suppress(FileNotFoundError):
                 found[name] = records[name].path.stat()
-        for name in sorted(found, key=_is_history):
+        for name in sorted(found, key=is_history):
             copied, status = records[name], found[name]
             now = time.monotonic()
             turn = now // self._renew_s if name.endswith(ENDPOINT) else 0
@@ -329,7 +331,7 @@ class RecordReplicator:
             behind = [number for number in reached if self._sent[number].get(name) != mark]
             if not behind:
                 continue
-            if _is_history(name):
+            if is_history(name):
                 took = self._send_events(name, copied, behind, status.st_size)
             else:
                 took = self._send_whole(name, copied, behind)
@@ -385,7 +387,8 @@ class RecordReplicator:
         """Return how many bytes of the event file `name` at least half of the voters have; infinity if this host, the
         leader, is half of them by itself.
         """
-        return held_by_half([self._bytes_of(number, name) for number in self._voters])
+        accepted = self._accepted()
+        return held_by_half([self._bytes_of(number, name) if number in accepted else 0 for number in self._voters])
 
     def _bytes_of(self, number: int, name: str) -> int:
         """Return how many bytes of the event file `name` the host with this number has confirmed to have; 0 if it has

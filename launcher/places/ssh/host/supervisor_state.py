@@ -185,6 +185,7 @@ class SupervisorState:
         self.ready = Readiness(self._lock, self.host)
         self.ballot = Ballot(run, node, [*self.first_nodes], number, on_disk=self.plan.disks_apart)
         self.roles_opened: dict[str, int] = {}  # the newest attempt of each role of which the leader has sent records
+        self.accepted_by = frozenset(range(len(self.first_nodes)))  # hosts, of the attempt that this host leads
         self.returning = False  # it was restarted, and does not know the running attempt yet
         self.since = time.monotonic()
         self.to_be_told: Sequence[int] = ()  # hosts without the record of the end when this supervisor leaves
@@ -547,7 +548,8 @@ class SupervisorState:
         if not self.ballot.comes_before(replica):
             self.ballot.outrun_by = max(replica.attempt, self.ballot.outrun_by)
         why = self.ballot.against_record(replica)
-        why = "" if why and self.ballot.keeps_for(replica) else why
+        if why and self.ballot.keeps_for(replica) and not record_copies.is_history(replica.name):
+            why = ""  # a piece of the history would count as committed
         names = self.role_names
         if why or (self._kept.get(replica.name) == replica and record_copies.is_there(self.run, replica, names)):
             return why  # asked again: the answer came too late the first time, from a slow disk

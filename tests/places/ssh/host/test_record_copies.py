@@ -251,11 +251,12 @@ def test_a_record_comes_whole_and_a_history_in_pieces(run, name, at):
 
 
 def test_what_half_of_the_voters_have_is_told_as_they_confirm_it(tmp_path):
-    table, copies = Table(tmp_path, size=5, nodes_min=1), HistoryCopies()
+    table, copies, accepted = Table(tmp_path, size=5, nodes_min=1), HistoryCopies(), {1, 2, 3}
     leader = table.supervisors[0]
     replicator = RecordReplicator(
-        leader.run, leader.attempt, leader.rpc, voters=range(1, 5), copies=lambda: {EVENTS: copies}
-    )
+        leader.run, leader.attempt, leader.rpc,
+        voters=range(1, 5), accepted=lambda: accepted, copies=lambda: {EVENTS: copies},
+    )  # fmt: skip
     replicator.close()
     assert copies.copied == 0.0
     append_line(leader.run.events, Event(1.0, 1, "failure", "a"))
@@ -264,6 +265,11 @@ def test_what_half_of_the_voters_have_is_told_as_they_confirm_it(tmp_path):
     assert copies.copied == 0.0, "two of five have it"
     table.silent = {2, 3}
     replicator._quiet_until.clear()
+    replicator.send()
+    assert copies.copied == 0.0, (
+        "host 4 may vote for a host of this attempt that lacks it, as long as it has not accepted"
+    )
+    accepted.add(4)
     replicator.send()
     assert copies.copied == leader.run.events.stat().st_size
 
@@ -279,7 +285,7 @@ def test_a_leader_that_is_lost_between_a_failure_and_its_copy_has_begun_no_resta
     table, copies = Table(tmp_path, size=3, nodes_min=1), HistoryCopies()
     leader, taking_over = table.supervisors[0], table.supervisors[1]
     replicator = RecordReplicator(
-        leader.run, leader.attempt, leader.rpc, voters=[1, 2], copies=lambda: {EVENTS: copies}
+        leader.run, leader.attempt, leader.rpc, voters=[1, 2], accepted=lambda: (1, 2), copies=lambda: {EVENTS: copies}
     )
     replicator.close()
     hold, failure = CopyHold(copies), Event(1.0, 1, "failure", "a rank was killed", cause=Cause.KILLED)
@@ -303,7 +309,7 @@ def test_a_leader_that_is_lost_as_the_run_ends_has_shown_no_end_that_the_others_
     table, copies = Table(tmp_path, size=3, nodes_min=1), HistoryCopies()
     leader = table.supervisors[0]
     replicator = RecordReplicator(
-        leader.run, leader.attempt, leader.rpc, voters=[1, 2], copies=lambda: {EVENTS: copies}
+        leader.run, leader.attempt, leader.rpc, voters=[1, 2], accepted=lambda: (1, 2), copies=lambda: {EVENTS: copies}
     )
     replicator.close()
     succeeded = AttemptEnd(State.SUCCEEDED, None, 0, 1.0, "all ranks have finished")
@@ -336,7 +342,7 @@ def test_a_failure_of_a_role_is_with_half_of_the_voters_before_its_restart_begin
         one.here.plan = msgspec.structs.replace(one.plan, roles=(of_role,))
     make_dir(role.attempt(1).path)
     where = leader.run, leader.attempt, leader.rpc, ["actors"]
-    replicator = RecordReplicator(*where, voters=[1, 2], copies=lambda: {history: copies})
+    replicator = RecordReplicator(*where, voters=[1, 2], accepted=lambda: (1, 2), copies=lambda: {history: copies})
     replicator.close()
     hold, failure = CopyHold(copies), Event(1.0, 1, "failure", "an actor was killed", cause=Cause.KILLED)
     start = Send(1, Start(2, 0, 1, 3, 0, 3, "127.0.0.1", 20_000, 1))

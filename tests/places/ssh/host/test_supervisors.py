@@ -799,12 +799,26 @@ def test_a_voter_that_comes_back_counts_again_once_it_has_the_history(table):
     hearing = HostWatch(leads, table.wakeups[0])
     hearing.close()
     hearing.look()
-    assert member.status().accepted == 1
+    assert member.status().accepted == 1 and leads.accepted_by == {1}
     record_copies.copy_records(leads.run, leads.attempt, leads.rpc, (), [2])
     hearing.look()
     hearing.look()
     status = member.status()
     assert (status.accepted, status.settled, status.has_vote) == (2, True, True)
+    assert leads.accepted_by == {1, 2}
+
+
+def test_who_has_voted_for_a_newer_attempt_takes_records_and_no_history_of_a_leader_that_it_hears_again(table):
+    """The leader took its copies for committed; the host that had its vote led later, without them."""
+    member = table.supervisors[2]
+    table.lose(0)
+    assert isinstance(table.said(2, table.vote(2, 1)), Agreed)
+    member.leader_answered()
+    table.silent = set()
+    event = msgspec.json.encode(Event(0.0, 1, "failure", "a rank was killed")).decode() + "\n"
+    assert isinstance(table.said(2, Replica(0, 1, record_copies.EVENTS, 0, event)), Declined)
+    state = msgspec.json.encode(state_of(member.run.id)).decode()
+    assert isinstance(table.said(2, Replica(0, 1, "state", -1, state)), Agreed)
 
 
 @pytest.mark.parametrize(("voted_for", "generation", "restarts"), [(2, 0, True), (2, 1, False), (1, 0, False)])

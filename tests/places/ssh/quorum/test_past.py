@@ -62,6 +62,12 @@ VOTES = {
         CORE, 'return "" if mine.digest == said.records.digest else "it lacks some of the leader\'s history"',
         'return ""', CORES, "attempt_is_accepted_once",
     ),
+    "a host that has voted for a newer attempt confirms entries of the leader before": (
+        STATE, " and not record_copies.is_history(replica.name)", "", SUPERVISORS, "no_history_of",
+    ),
+    "an entry is committed on a host that has not accepted the attempt": (
+        COPIES, "if number in accepted else 0", "if True else 0", COPIED, "as_they_confirm_it",
+    ),
     "an attempt counts that too few have accepted": (
         LEADER, "not enough(supervisor, took, leads=leads):", "False:", SUPERVISORS, "too_few_take_up",
     ),

@@ -133,6 +133,7 @@ class Host:
             return
         wakeup, supervisor._alone = Wakeup(self.world), mock.Mock()
         supervisor.returning, supervisor.ready.told = again, not again
+        supervisor.accepted_by = frozenset() if again else supervisor.accepted_by
         key = wire_key(supervisor.secret, supervisor_rpc.WIRE, RUN, 1)
         supervisor.rpc = Rpc(self.address, key, supervisor.answering(wakeup), PORT)
         supervisor.rpc.join(self.peers, self.number)
