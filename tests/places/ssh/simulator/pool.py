@@ -280,6 +280,12 @@ class Pool:
         there = [host for host in self.hosts if host.supervises]
         if len(there) < self.needs:
             return False
+        if (
+            len(there) == 1
+            and there[0].supervisor.returning
+            and any(host.up for host in self.hosts if host not in there)
+        ):
+            return False  # the run is over, where machines answer that have no supervisor
         numbers = {host.number for host in there}
         newest = max((host.supervisor.ballot.voter.newest.attempt for host in there), default=0)
         return any(
