@@ -66,7 +66,9 @@ class Attendance:
         node.replica_port, node.link_port = join.replica_port, join.link_port
         node.link, node.ready = Presence.UP, node.ready and known
         self._nodes.renew_lease(node, self._ledger.mono)
-        node.follows_from, node.answers = min(node.connected_at, self._ledger.mono), {}
+        if not known:  # else it may not get the Welcome, and its lease goes on as before
+            node.follows_from = min(node.connected_at, self._ledger.mono)
+        node.answers = {}
         self._nodes.settle(node)
         text = f"node {node.index} joined {'again ' if known else ''}from {join.address}"
         self._ledger.record("agent_joined", text, node=node.index)

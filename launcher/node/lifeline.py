@@ -10,7 +10,7 @@ import msgspec
 
 from launcher.clock import boottime, heartbeat_every_s, heartbeat_turn_s, lease_of_ranks
 from launcher.node.ranks.group import Home
-from launcher.node.ranks.lease import Lease, LeaseWatch
+from launcher.node.ranks.lease import AfterSuspend, Lease, LeaseWatch, after_suspend
 from launcher.plan.model import Plan
 from launcher.run.durable import Damaged, read_record, readable
 from launcher.run.records import Endpoint
@@ -80,6 +80,7 @@ class Lifeline:
         self._news: RankNews | None = None  # of the last heartbeat on this connection that told of the ranks
         self._brief = False
         self._lease_s = lease_of_ranks(home.plan.spec.recovery.lease_s)
+        self._expires_for_good = after_suspend(home.plan, home.node.index) is AfterSuspend.COUNTS
         self._leased_from(boottime() + home.plan.spec.recovery.wait_s)
 
     @property
@@ -169,10 +170,11 @@ class Lifeline:
 
     def answered(self, sequence: int) -> None:
         """Renew the lease, counted from the time at which heartbeat `sequence`, now answered, was sent. Do nothing if
-        the lease counts from a later time already.
+        the lease counts from a later time already, or has expired where another host may lead since then.
         """
         sent_at = self._sent_at.pop(sequence, None)
-        if sent_at is not None and sent_at >= self._leased_at:
+        is_over = self._expires_for_good and self._lease.until <= boottime()
+        if sent_at is not None and sent_at >= self._leased_at and not is_over:
             self._answered, self._took_s = sequence, max(0.0, boottime() - sent_at)
             self._leased_from(sent_at)
 

@@ -89,6 +89,9 @@ class AgentProcess:
     pid: int | None = None
     deaths: int = 0  # in a row, each after a short life
     last: int | None = None  # the wait status of its last exit
+    killed_under_lease: float | None = (
+        None  # the end of the lease, by boottime, under which its last process was killed
+    )
     started_at: float = 0.0  # by time.monotonic
     returns_at: float | None = None  # when it is started again, by time.monotonic; None: not at all
     slept: AfterSuspend | None = None  # what a lease that expired in a suspend means; None: it has no lease
@@ -150,7 +153,9 @@ class AgentProcess:
         a standby is told to exit, as always if the agent's end is the attempt's (`leads`). An agent that exits because
         its work is done ends its standby itself, unless another attempt follows.
         """
-        self.pid, self.last = None, status
+        self.pid, self.last, self.killed_under_lease = None, status, None
+        if _is_kill(status) and self.lease is not None and self.lease.until > boottime():
+            self.killed_under_lease = self.lease.until
         if self.gate is not None and not self.leads:
             self.place = AgentPlace.standby_at(self.gate)
         if self.place is not None:
@@ -221,9 +226,11 @@ class AgentProcess:
         """Return True, once per exit, if the agent may have exited because it had lost the coordinator for a whole
         lease.
 
-        An agent that was frozen, or exited too slowly, was killed by its watchdog for that; so SIGKILL counts too.
+        An agent that was frozen, or exited too slowly, was killed by its watchdog for that; so SIGKILL counts too,
+        unless the lease was still valid (`killed_under_lease`).
         """
-        lost = self.last is not None and os.waitstatus_to_exitcode(self.last) in (Exit.LOST, -signal.SIGKILL)
+        exit_code = None if self.last is None else os.waitstatus_to_exitcode(self.last)
+        lost = exit_code == Exit.LOST or (exit_code == -signal.SIGKILL and self.killed_under_lease is None)
         if lost:
             self.last = None
         return lost
@@ -315,6 +322,11 @@ class SupervisedLease:
 
     def __init__(self, lease: Lease, slept: AfterSuspend, clock: Callable[[], float] = boottime) -> None:
         self._lease, self._watch, self.copies = lease, LeaseWatch(slept, clock), lease.copies
+
+    @property
+    def until(self) -> float:
+        """Return when the lease expires, by boottime."""
+        return self._lease.until
 
     def due(self) -> Due:
         """Return what to do about the lease now: nothing until some seconds after its expiry, in which the watchdog
@@ -650,6 +662,11 @@ class AgentProcesses:
         end_all(lambda: orphans(os.getpid(), self._spared | others))
         if comes_back(status) and not agent.leads:
             agent.schedule_restart(time.monotonic())
+
+
+def _is_kill(status: int) -> bool:
+    """Return whether this wait status is that of a process that SIGKILL has ended."""
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def comes_back(status: int) -> bool:

@@ -535,3 +535,14 @@ def test_hosts_that_may_have_elected_another_get_no_ranks(connected_at: float, o
     for answered in (0, 1):
         out += coordinator.handle(Heartbeat(1, 1 + answered, 0, (), answered=answered), now)
     assert any(isinstance(one, Send) and isinstance(one.message, Start) for one in out), "1 of 2 others follows now"
+
+
+def test_who_joins_again_is_counted_by_the_answers_that_it_had() -> None:
+    """It may not get the Welcome: then it votes for another leader a lease after the last answer that it had."""
+    plan, joins = msgspec.structs.replace(plan_of(3), disks_apart=True, elects=True), this_process()
+    coordinator = Coordinator(plan, 1, [], Now(100.0, 100.0))
+    for mono in (100.0, 99.0 + LEASE):
+        coordinator.connect(1, mono)
+        coordinator.handle(Join(1, "127.0.0.1", joins, 20_000), Now(mono, mono))
+    assert coordinator._nodes.followers(98.5 + LEASE) == {1}
+    assert coordinator._nodes.followers(100.0 + LEASE) == set()

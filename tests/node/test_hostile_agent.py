@@ -148,9 +148,28 @@ def test_why_there_is_no_line_to_the_coordinator_is_said_and_once(tmp_path, caps
     assert capsys.readouterr().err == f"launch: no line to the coordinator: 127.0.0.1:{port}: {said}\n"
 
 
+def line_of(plan, lease):
+    return Lifeline(SimpleNamespace(plan=plan, attempt=SimpleNamespace(number=1), node=plan.nodes[1]), TOKEN, lease)
+
+
+@pytest.mark.parametrize("elects", [True, False])
+def test_a_heartbeat_renews_no_lease_that_has_run_out_where_another_host_may_lead(elects):
+    """A leader that woke from a suspend renewed its own, and its ranks ran beside those of the new leader."""
+    plan, lease = msgspec.structs.replace(plan_of(3), disks_apart=True, elects=elects), Lease()
+    line = line_of(plan, lease)
+    line._wire = SimpleNamespace(send=lambda _: None)
+    line.join(messages.Join(1, "127.0.0.2", this_process(), 20_000))
+    line.welcomed(30.0)
+    for number in (1, 2):
+        lease.until = ran_out = boottime() + (1.0 if number == 1 else -1.0)
+        line.heartbeat(messages.Heartbeat(1, 0, 1))
+        line.answered(number)
+        assert (lease.until == ran_out) == (elects and number == 2)
+
+
 def test_a_welcome_renews_no_lease_that_has_run_out():
     plan, lease = plan_of(2), Lease()
-    line = Lifeline(SimpleNamespace(plan=plan, attempt=SimpleNamespace(number=1)), TOKEN, lease)
+    line = line_of(plan, lease)
     line.join(messages.Join(1, "127.0.0.2", this_process(), 20_000))
     joined_by = boottime()
     line.welcomed(30.0)
@@ -164,7 +183,7 @@ def test_a_welcome_renews_no_lease_that_has_run_out():
 def test_ranks_start_under_a_lease_alone():
     """A machine that woke from a suspend obeyed a start of before, beside the ranks that had replaced its own."""
     lease = Lease()
-    line = Lifeline(SimpleNamespace(plan=plan_of(2), attempt=SimpleNamespace(number=1)), TOKEN, lease)
+    line = line_of(plan_of(2), lease)
 
     async def scene():
         lease.until = boottime() - 1
@@ -226,7 +245,7 @@ def test_a_node_ends_its_ranks_before_its_lease_is_over_and_heartbeats_often_eno
     nodes, lease_s, ends_s, heartbeat_s, turn_s
 ):
     lease = Lease()
-    line = Lifeline(SimpleNamespace(plan=plan_of(nodes), attempt=SimpleNamespace(number=1)), TOKEN, lease)
+    line = line_of(plan_of(nodes), lease)
     line.join(messages.Join(1, "127.0.0.2", this_process(), 20_000))
     line.welcomed(lease_s)
     assert lease.until == pytest.approx(boottime() + ends_s, abs=0.2)

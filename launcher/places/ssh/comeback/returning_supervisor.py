@@ -30,7 +30,7 @@ from launcher.places.ssh.host.supervisor_state import SlotsLost, SupervisorState
 from launcher.places.ssh.messages import Opened, Peer
 from launcher.places.ssh.quorum.core import may_vote_from
 from launcher.remote.rpc.wire import encoded
-from launcher.run.attempts import newest
+from launcher.run.attempts import attempts, newest
 from launcher.run.durable import read_record
 from launcher.run.fence import fence
 from launcher.run.patience import say
@@ -84,7 +84,6 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
     The exit code is OK also if the run is over, a stop is asked for, or nobody continues the run in time.
     """
     rules, slots, led_at = supervisor.plan.spec.recovery, slots_for(supervisor.plan, gpus), time.monotonic()
-    votes_from = may_vote_from(led_at, rules.lease_s)
     while not wakeup.stop_asked and time.monotonic() < led_at + rules.lease_s + rules.wait_s:
         goes_on, supervisor.adopted = None, agent_left(supervisor)
         if supervisor.adopted is None and (goes_on := running_attempt(supervisor)) is not None:
@@ -106,18 +105,22 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
                     led_at = time.monotonic()
         elif is_awaited(supervisor):
             supervisor.returning, supervisor.ready.told = False, True
-            return wait_and_run(supervisor, wakeup, gpus)
+            return wait_and_run(supervisor, wakeup, gpus, again=supervisor.has_begun_here())
         elif supervisor.rpc.all_gone(rules.lease_s):
             break  # the run is over
-        elif time.monotonic() > votes_from and is_missed(supervisor):
+        elif time.monotonic() > may_vote_from(led_at, rules.lease_s) and is_missed(supervisor):
             slots.enqueue()
             supervisor.ready.take(slots)  # which its agent of before, and the coordinator there, hold to their end
             if supervisor.ready.gpus is not None:
-                number = elect_again(supervisor, wakeup, within_s=rules.lease_s + rules.wait_s)
+                has_begun = has_begun_anywhere(supervisor)
+                number = elect_again(supervisor, wakeup, has_begun=has_begun, within_s=rules.lease_s + rules.wait_s)
                 if number is not None:
                     supervisor.move(number)
-                    return carry_on(supervisor, wakeup)
+                    if has_begun:
+                        return carry_on(supervisor, wakeup)
                 supervisor.ready.let_go(slots)
+                if number is not None:
+                    return wait_and_run(supervisor, wakeup, gpus)
         wakeup.wait(_AGAIN_S)
     return Exit.OK
 
@@ -139,14 +142,14 @@ def is_awaited(supervisor: SupervisorState) -> bool:
     """Return whether the attempt that this host knows has not begun, because the leader still waits for hosts or for
     their slots.
 
-    If this host does not lead, the leader has to confirm it. If it leads, all hosts that answer have to be waiting in
-    that attempt, and at least one has to answer, unless this host is a quorum alone.
+    If this host does not lead, the leader has to confirm it: it may have been lost as it told the hosts to begin. If
+    this host leads, all hosts that answer have to be waiting in that attempt, and at least one has to answer, unless
+    this host is a quorum alone.
     """
-    attempt = supervisor.attempt
-    if supervisor.has_begun_here():
-        return False
-    there = _there(supervisor)
+    attempt, there = supervisor.attempt, _there(supervisor)
     if supervisor.leads:
+        if supervisor.has_begun_here():
+            return False
         waits = [one.attempt == attempt.number and not one.began for one in there.values()]
         voter = supervisor.ballot.voter
         return voter.leads and all(waits) and (bool(waits) or voter.carries(()))
@@ -168,6 +171,15 @@ def is_missed(supervisor: SupervisorState) -> bool:
     leaderless = {supervisor.rpc.peer(number).host for number in there.keys() - led_by.keys()}
     has_votes = [number for number, one in there.items() if one.has_vote]
     return leaderless.issuperset(led_by.values()) and enough(supervisor, has_votes, leads=False)
+
+
+def has_begun_anywhere(supervisor: SupervisorState) -> bool:
+    """Return whether the run has begun an attempt on this host or on another one that answers; if it has not, it may
+    have to wait for its turn.
+    """
+    mine = (one for one in attempts(supervisor.run) if one.number >= supervisor.ballot.begun)
+    begun = any(one.started.exists() or any(one.path.glob("node-*/started")) for one in mine)
+    return begun or any(one.began for one in _there(supervisor).values())
 
 
 def _there(supervisor: SupervisorState) -> dict[int, SupervisorStatus | Returning]:
@@ -209,14 +221,15 @@ def _enter_newest(supervisor: SupervisorState) -> bool:
     return not supervisor.has_ended()
 
 
-def elect_again(supervisor: SupervisorState, wakeup: Wakeup, *, within_s: float) -> int | None:
+def elect_again(supervisor: SupervisorState, wakeup: Wakeup, *, has_begun: bool, within_s: float) -> int | None:
     """Take part in the election of the next attempt's leader for `within_s` seconds at most; return the number of the
     attempt that this host opens as its leader or accepts from another one.
 
     Return None, and take part no more, if there is none by then, the leader is back, the run continues without this
-    host or has ended, or this process was asked to stop.
+    host or has ended, or this process was asked to stop. `has_begun` says that the run has begun an attempt, so that
+    this host need not wait for the others to begin the next one.
     """
-    supervisor.ready.told = supervisor.ready.prepared = supervisor.ready.began = True
+    supervisor.ready.told, supervisor.ready.prepared, supervisor.ready.began = True, has_begun, has_begun
     take_over, until = TakeOver(supervisor), time.monotonic() + within_s
     take_over.open()
     supervisor.returning = False

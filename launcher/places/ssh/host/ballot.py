@@ -107,6 +107,8 @@ class Ballot:
         have found no reason to refuse it.
         """
         self.keep(self.voter.vote(_request(asked)))
+        if self.accepted is not None and self.accepted.attempt < asked.attempt:
+            self.accepted = None  # its leader, or another host, opens a newer one
 
     def against_record(self, replica: Replica) -> str:
         """Return why this host does not store `replica`, a piece of a record that another host has sent, or "" if it

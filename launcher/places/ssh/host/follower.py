@@ -75,7 +75,7 @@ class Follower:
                 self._replace_adopted(self._agent)
             if not self._is_left():
                 self._leader_heard_at = boottime()
-            if self._agent.may_have_lost_coordinator():
+            if self._agent.may_have_lost_coordinator() or self._is_leader_gone_too():
                 self._take_over.open()
             supervisor.check_part_in(supervisor.ballot.outrun_by)
             if supervisor.has_ended() and self._sure_at is None:
@@ -85,9 +85,7 @@ class Follower:
                 self._end_cancelled()
                 return None
             if self._is_deserted():
-                if self._agent.last == Exit.OK and not self._is_to_be_followed():  # no leader is left, nor needed
-                    if (end := announced_end(supervisor)) is not None and not supervisor.has_ended():
-                        write_end(supervisor.run, supervisor.attempt, end, supervisor.plan)
+                if self._agent.last == Exit.OK and self._is_over():  # no leader is left, nor needed
                     return None
                 self._take_over.open()  # the agent left for a newer attempt, and misses no coordinator any more
             if supervisor.ballot.leaderless and (taken := self._take_over.look()) is not None:
@@ -126,7 +124,7 @@ class Follower:
         """
         if self._sure_at is not None:
             return self._sure_at
-        waits = self._supervisor.ballot.leaderless or self._is_left()
+        waits = self._supervisor.ballot.leaderless or self._is_left() or self._agent.killed_under_lease is not None
         if self._supervisor.plan.roles:
             return time.monotonic() + _ROLES_S
         return time.monotonic() + _LOOK_S if waits else None
@@ -144,6 +142,17 @@ class Follower:
                 return last.number
         return None
 
+    def _is_leader_gone_too(self) -> bool:
+        """If the agent was killed, return whether the leader does not answer once the lease is over under which the
+        agent was: until then the leader may count this host among its followers. Return False before that.
+        """
+        until = self._agent.killed_under_lease
+        if until is None or boottime() < until:
+            return False
+        self._agent.killed_under_lease = None
+        leader = self._supervisor.rpc.ask_one(Ask(), self._leader, HEAR_S)
+        return not (isinstance(leader, SupervisorStatus) and leader.leads)
+
     def _is_deserted(self) -> bool:
         """Return whether the agent has exited and the leader, which would send the next attempt, has not answered for a
         whole lease. If the agent has exited, ask the leader once more; an answer that it has no leader itself does not
@@ -156,13 +165,21 @@ class Follower:
         if isinstance(leader, SupervisorStatus):
             if not leader.leaderless:  # else it waits for another leader
                 self._leader_heard_at = boottime()
-            supervisor.check_part_in(leader.attempt)
+            supervisor.check_part_in(leader.attempt if leader.settled else 0)
         return boottime() > self._leader_heard_at + supervisor.plan.spec.recovery.lease_s
 
-    def _is_to_be_followed(self) -> bool:
-        """Return whether this attempt's end record says that another attempt follows; return False if it has none."""
-        end = readable(self._supervisor.attempt.end, AttemptEnd)
-        return end is not None and end.state is State.QUEUED
+    def _is_over(self) -> bool:
+        """Return whether this host knows that the run has ended or was cancelled. If its end was only announced, write
+        that. Return True also if the hosts share a disk and no record there says that another attempt follows.
+        """
+        supervisor = self._supervisor
+        end, announced = readable(supervisor.attempt.end, AttemptEnd), announced_end(supervisor)
+        if end is not None and end.state is State.QUEUED:
+            return False
+        if end is None and announced is not None:
+            write_end(supervisor.run, supervisor.attempt, announced, supervisor.plan)
+        ended = end is not None or announced is not None or is_cancelled(supervisor.attempt)
+        return ended or not supervisor.plan.disks_apart
 
     def _end_cancelled(self) -> None:
         """Write to this host's disk that the run was cancelled, if a user has cancelled it here and this disk has no

@@ -165,9 +165,11 @@ def _another_was_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> b
     return False
 
 
-def wait_and_run(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
+def wait_and_run(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...], *, again: bool = False) -> int:
     """Wait for the run's turn, if its `queue` options hold it back, and for slots on the GPUs `gpus`; then run one
     attempt after the other until the run has ended here. Return the exit code, also if it ends during the wait.
+
+    `again` says that an earlier supervisor, which is known to be gone, has claimed the present attempt here.
     """
     supervisor.here.register()
     if waits_first(supervisor.plan) and not wait_for_turn(supervisor, wakeup):
@@ -176,7 +178,7 @@ def wait_and_run(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, .
     slots.enqueue()
     if not _wait_for_slots(supervisor, wakeup, slots):
         return _exit_code(supervisor, Exit.CANCELLED)
-    return carry_on(supervisor, wakeup)
+    return carry_on(supervisor, wakeup, again=again)
 
 
 def carry_on(supervisor: SupervisorState, wakeup: Wakeup, *, again: bool = False) -> int:
@@ -366,7 +368,7 @@ class QueueWatch:
         asked for this report: a newer request than that stays valid.
         """
         supervisor = self._supervisor
-        supervisor.check_part_in(leader.attempt)
+        supervisor.check_part_in(leader.attempt if leader.settled else 0)
         if leader.attempt != supervisor.attempt.number:
             return
         supervisor.leader_answered()

@@ -207,21 +207,18 @@ def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
     """Write a piece of the leader's events.jsonl at byte `at` of this host's file. Where the file has other bytes than
     the piece, it is another leader's history: it is cut off at the first of these before the rest is written.
 
-    If the whole piece is there already, nothing is written; what follows it in the file is kept, or, with `cuts`, cut
-    off. Raise LaunchError if the file ends before byte `at`.
+    If the whole piece is there already, what follows it in the file is kept, or, with `cuts`, cut off. Raise
+    LaunchError if the file ends before byte `at`.
     """
     fd = os.open(path, _READ_AND_WRITE, 0o600)
     try:
         if at > os.fstat(fd).st_size:
             raise LaunchError(f"{path}: what comes before byte {at} is not here")
         known = len(os.path.commonprefix([os.pread(fd, len(piece), at), piece]))  # noqa: RUF071 - bytes, not paths
-        if known < len(piece):
+        if known < len(piece) or cuts:
             os.ftruncate(fd, at + known)
-            os.pwrite(fd, piece[known:], at + known)
-            os.fsync(fd)
-        elif cuts and os.fstat(fd).st_size > at + len(piece):
-            os.ftruncate(fd, at + len(piece))
-            os.fsync(fd)
+        os.pwrite(fd, piece, at)  # also what is there: it may be in memory only, after an fsync that failed
+        os.fsync(fd)
     finally:
         os.close(fd)
     sync_dir(path.parent)

@@ -315,8 +315,11 @@ class SupervisorState:
         self._alone.set()
 
     def leader_answered(self) -> None:
-        """Record that the leader has answered, so that this host is not leaderless any more."""
-        self.ballot.leaderless = False
+        """Record that the leader has answered, so that this host is not leaderless any more. A vote that this host is
+        about to give is given first.
+        """
+        with self._lock:
+            self.ballot.leaderless = False
         self._alone.clear()
 
     def stand(self, above: int) -> int | None:
@@ -355,7 +358,7 @@ class SupervisorState:
         """
         check_fence(self.run, self.attempt.number)
         for one in statuses.values():
-            if one.attempt >= self.attempt.number and one.led_by != self.host:
+            if one.settled and one.attempt >= self.attempt.number and one.led_by != self.host:
                 raise Fenced(f"attempt {one.attempt} is led by {one.led_by}, not by {self.host}")
 
     def check_part_in(self, attempt: int) -> None:

@@ -36,7 +36,7 @@ from launcher.places.ssh.host.supervisor_messages import (
 )
 from launcher.run.attempts import read_intent, read_plan
 from launcher.run.avoided import include
-from launcher.run.durable import readable, write_record
+from launcher.run.durable import make_dir, readable, write_record
 from launcher.run.identity import this_process
 from launcher.run.records import AttemptEnd, RunState
 from launcher.run.shared_event import SharedEvent
@@ -141,7 +141,7 @@ def test_a_leader_whose_supervisor_was_killed_is_the_third_of_three_hosts_again(
     again = started_again(table, 0)
     assert comeback.is_missed(again)
     again.ready.gpus = ()
-    assert comeback.elect_again(again, table.wakeups[0], within_s=1.0) == 2
+    assert comeback.elect_again(again, table.wakeups[0], has_begun=True, within_s=1.0) == 2
     assert [table.supervisors[number].ballot.accepted.attempt for number in (1, 2)] == [2, 2]
     assert not again.run.avoided.exists()
     last = readable(again.run.state, RunState)
@@ -162,7 +162,7 @@ def test_who_comes_back_elects_nobody_where(tmp_path, case, number):
     assert not comeback.is_missed(again)
     again.ready.gpus = ()
     if case == "one is missing":
-        assert comeback.elect_again(again, table.wakeups[0], within_s=0.0) is None
+        assert comeback.elect_again(again, table.wakeups[0], has_begun=True, within_s=0.0) is None
         assert again.returning and not again.ballot.leaderless
 
 
@@ -171,7 +171,7 @@ def go_on(table, number):
     member, wakeup = table.supervisors[number], table.wakeups[number]
     member.ready.gpus = ()
     if member.returning:
-        return comeback.elect_again(member, wakeup, within_s=60.0)
+        return comeback.elect_again(member, wakeup, has_begun=True, within_s=60.0)
     take_over, following = TakeOver(member), None
     while following is None:
         following = member.ballot.accepted.attempt if member.ballot.accepted else take_over.look()
@@ -235,7 +235,10 @@ def test_hosts_that_all_come_back_before_the_run_has_begun_wait_for_each_other(t
         started_again(table, number)
     assert [comeback.is_awaited(member) for member in table.supervisors] == [True] + [False] * 4
     table.supervisors[0].returning = False
-    assert all(comeback.is_awaited(member) for member in table.supervisors)
+    claim = table.supervisors[1].attempt.node_started(table.supervisors[1].here.index)
+    make_dir(claim.parent)
+    write_record(claim, this_process())  # the leader was lost as it told the hosts to begin, before it began itself
+    assert all(comeback.is_awaited(member) for member in table.supervisors[1:])
 
 
 def test_who_takes_part_in_an_election_joins_an_attempt_that_goes_on_without_it(table):

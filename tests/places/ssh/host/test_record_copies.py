@@ -1,6 +1,9 @@
 """Test the records that a leader copies to every host, which then has the leader's history and no mixture."""
 
+import errno
+import os
 from math import inf
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -245,6 +248,23 @@ def test_what_is_not_such_a_record_takes_the_place_of_none(run, name, data):
 def test_a_record_comes_whole_and_a_history_in_pieces(run, name, at):
     with pytest.raises(LaunchError, match=f"{name}: expected"):
         put(run, Replica(0, 1, name, at, "{}"))
+
+
+def test_a_piece_whose_fsync_has_failed_is_written_again(run, monkeypatch):
+    """It was in memory, and the next try found it there: the leader took it for safe."""
+    fsync, written, line = os.fsync, [], msgspec.json.encode(Event(1.0, 1, "failure", "a")).decode() + "\n"
+
+    def fails(_):
+        raise OSError(errno.EIO, "gone")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    piece = Replica(0, 1, EVENTS, 0, line)
+    with pytest.raises(OSError, match="gone"):
+        put(run, piece)
+    monkeypatch.setattr(os, "fsync", lambda fd: (written.append(Path(os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd)))
+    monkeypatch.setattr(os, "pwrite", lambda *words, write=os.pwrite: (written.append(words[1]), write(*words))[1])
+    put(run, piece)
+    assert written[:2] == [line.encode(), run.events]
 
 
 # -- what half of the voters have

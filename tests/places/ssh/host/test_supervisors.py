@@ -1,8 +1,10 @@
 """Test which supervisor may lead, begin, write and end, on separate disks, without network or agents."""
 
 import os
+import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import msgspec
@@ -13,7 +15,7 @@ from launcher.clock import boottime
 from launcher.errors import Exit, Fenced
 from launcher.node.environment import node_environment
 from launcher.places.ssh.comeback import returning_supervisor as comeback
-from launcher.places.ssh.host import follower, host_supervisor, leader, presence, record_copies
+from launcher.places.ssh.host import follower, host_supervisor, leader, presence, record_copies, supervisor_state
 from launcher.places.ssh.host.follower import Follower, TakeOver
 from launcher.places.ssh.host.host_supervisor import QueueWatch
 from launcher.places.ssh.host.leader import (
@@ -267,6 +269,86 @@ def test_a_host_whose_attempt_is_to_be_followed_does_not_leave(tmp_path, agents)
     table.lose(0)
     table.supervisors[1].ballot.leaderless = False
     assert follows._run_agent() == 2
+
+
+def test_a_host_whose_agent_was_killed_has_a_leader_until_the_lease_is_over(table, agents):
+    """It was elected at once, while its old leader counted it as a follower, and both had ranks."""
+    follows = Follower(table.supervisors[1], table.wakeups[1])
+    agent = follows._agent
+    for left_s, lost in ((-1.0, True), (1000.0, False)):
+        agent.lease = SimpleNamespace(until=boottime() + left_s)
+        agent.died(signal.SIGKILL)
+        assert agent.may_have_lost_coordinator() == lost
+    table.silent = {0}
+    assert not follows._is_leader_gone_too() and follows._next_look() is not None
+    for silent in (set(), {0}):
+        agent.killed_under_lease, table.silent = boottime() - 1.0, silent
+        assert follows._is_leader_gone_too() == bool(silent)
+        assert not follows._is_leader_gone_too(), "it was asked"
+
+
+def test_a_host_whose_agent_has_left_and_which_knows_no_end_elects_another_leader(tmp_path, agents):
+    """The leader was lost between its word to the agents and the copy of its end: the others left, too."""
+    table = Table(tmp_path, lease_s=1000.0)
+    follows = Follower(table.supervisors[1], table.wakeups[1])
+    follows._agent.last = Exit.OK
+    follows._leader_heard_at -= 2000.0
+    table.lose(0)
+    table.supervisors[1].ballot.leaderless = False
+    assert follows._run_agent() == 2
+
+
+def test_a_vote_that_is_being_written_is_given_before_its_host_has_a_leader_again(table, monkeypatch):
+    """Its agent was brought back in between, and its old leader counted it as a follower."""
+    table.lose(0)
+    member, begun, goes_on, heard = table.supervisors[2], threading.Event(), threading.Event(), []
+
+    def raise_slowly(run, number):
+        begun.set()
+        assert goes_on.wait(60.0)
+        raise_fence(run, number)
+
+    monkeypatch.setattr(supervisor_state, "raise_fence", raise_slowly)
+    votes = threading.Thread(target=table.said, args=(2, table.vote(2, 1)))
+    votes.start()
+    assert begun.wait(60.0)
+    answers = threading.Thread(target=lambda: (member.leader_answered(), heard.append(member.ballot.voted)))
+    answers.start()
+    goes_on.set()
+    for thread in (votes, answers):
+        thread.join()
+    assert heard == [(2, 1)]
+
+
+def test_who_votes_for_a_newer_attempt_does_not_enter_one_that_it_had_accepted(tmp_path):
+    """It left instead, fenced by its own vote."""
+    table = Table(tmp_path, size=5, nodes_min=1)
+    table.lose(0)
+    for number in (3, 4):
+        table.deafen(number, OpenAttempt)
+    assert TakeOver(table.supervisors[1]).look() is None
+    member = table.supervisors[2]
+    assert member.ballot.accepted.attempt == 2
+    assert isinstance(table.said(2, table.vote(3, 1)), Agreed) and member.ballot.accepted is None
+
+
+@pytest.mark.parametrize("accepts", [0, 2])
+def test_nobody_leaves_for_an_attempt_that_may_have_come_to_nothing(tmp_path, accepts):
+    """The candidate was lost once one host had accepted: either that host's leader or its followers left for good."""
+    table = Table(tmp_path, size=4, nodes_min=1)
+    table.lose(0)
+    table.silent = set()
+    for number in {0, 2, 3} - {accepts}:
+        table.deafen(number, OpenAttempt)
+    table.supervisors[0].ballot.leaderless = True
+    assert taken(table, table.supervisors[1], [2, 3] if accepts else [0, 2, 3]) is None
+    table.supervisors[accepts].move(2)
+    table.deaf_to, table.silent = {}, {1}
+    if accepts:
+        table.supervisors[0].check_lead({2: table.supervisors[2].status()})
+    else:
+        for number in (2, 3):
+            Follower(table.supervisors[number], table.wakeups[number])._is_deserted()
 
 
 class Slots:
@@ -693,7 +775,7 @@ def test_a_host_that_comes_back_before_the_run_has_begun_waits_with_the_others(t
     monkeypatch.setattr(comeback, "running_attempt", lambda _: None)
     monkeypatch.setattr(comeback, "slots_for", lambda *_: LeftSlots(after=0))
     monkeypatch.setattr(
-        comeback, "wait_and_run", lambda member, *_: waits.append((member.returning, member.ready.told))
+        comeback, "wait_and_run", lambda member, *_, **__: waits.append((member.returning, member.ready.told))
     )
     comeback.come_back(again, table.wakeups[number], ())
     assert waits == ([] if begun else [(False, True)])
@@ -741,6 +823,43 @@ def test_a_host_whose_slots_went_to_another_run_as_its_adopted_agent_left_comes_
     monkeypatch.setattr(comeback, "say", parts.append)
     assert comeback.come_back(member, table.wakeups[1], ()) == Exit.OK
     assert parts == [(True, (), SupervisorStatus), "gone", (False, ("7",), SupervisorStatus)]
+
+
+def test_a_host_that_had_followed_again_votes_a_lease_after_its_leader_was_heard(tmp_path, monkeypatch):
+    """It voted at once if its slots were lost later, as it had been started long before."""
+    table, now, asked = Table(tmp_path, lease_s=50.0, wait_s=1000.0), [0.0], []
+    member, left = started_again(table, 1), [SimpleNamespace()]
+
+    def carry_on(*_, **__):
+        now[0] += 500.0
+        raise SlotsLost("gone")
+
+    def is_missed(_):
+        asked.append(now[0])
+        table.wakeups[1].stop_asked = True
+        return False
+
+    monkeypatch.setattr(comeback, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(comeback.AdoptedAgent, "found", lambda *_: left.pop() if left else None)
+    monkeypatch.setattr(comeback, "slots_for", lambda *_: LeftSlots(after=0))
+    monkeypatch.setattr(comeback, "carry_on", carry_on)
+    monkeypatch.setattr(comeback, "is_missed", is_missed)
+    monkeypatch.setattr(table.wakeups[1], "wait", lambda for_s: now.__setitem__(0, now[0] + for_s))
+    table.silent = {0, 2}
+    assert comeback.come_back(member, table.wakeups[1], ()) == Exit.OK
+    assert asked and asked[0] > 550.0
+
+
+def test_a_run_that_has_not_begun_waits_for_its_turn_though_a_new_leader_is_elected(tmp_path, monkeypatch):
+    """All hosts lost power, and the leader was not back: the others began a run that was on hold."""
+    table, calls = Table(tmp_path, nodes_min=2, wait_s=60.0), []
+    table.silent = {0}
+    members = [started_again(table, number) for number in (1, 2)]
+    monkeypatch.setattr(comeback, "slots_for", lambda *_: LeftSlots(after=0))
+    monkeypatch.setattr(comeback, "wait_and_run", lambda one, *_: calls.append((one.attempt.number, one.ready.began)))
+    with ThreadPoolExecutor(2) as pool:
+        [*pool.map(lambda one: comeback.come_back(one, table.wakeups[one.node], ()), members)]
+    assert calls == [(2, False)] * 2
 
 
 @pytest.mark.parametrize("apart", [True, False])

@@ -112,6 +112,25 @@ LEADERS = {
     "ranks start with hosts that may have elected another": (
         "coordinator/opening.py", " and attempt.outvoted() is None:", ":", APART, "elected_another",
     ),
+    "an agent that joins again counts from when it came": (
+        "coordinator/attendance.py", "        if not known:  # else it may", "        if True:  # else it may",
+        APART, "joins_again",
+    ),
+    "a heartbeat renews a lease after a suspend": (
+        "node/lifeline.py", "sent_at >= self._leased_at and not is_over:", "sent_at >= self._leased_at:",
+        "node/test_hostile_agent.py", "another_host_may_lead",
+    ),
+    "a host whose agent was killed elects another leader at once": (
+        "supervisor/agent_processes.py", " and self.killed_under_lease is None)", ")", SUPERVISORS, "until_the_lease",
+    ),
+    "a host has a leader again in the middle of its vote": (
+        STATE, "        with self._lock:\n            self.ballot.leaderless = False",
+        "        if True:\n            self.ballot.leaderless = False", SUPERVISORS, "being_written",
+    ),
+    "a host that had followed again votes too early": (
+        BACK, "may_vote_from(led_at, rules.lease_s) and is_missed", "may_vote_from(0.0, rules.lease_s) and is_missed",
+        SUPERVISORS, "had_followed_again",
+    ),
     "a message by which an agent joins counts from when it came": (
         "coordinator/attendance.py", "min(node.connected_at, self._ledger.mono)", "self._ledger.mono",
         APART, "elected_another",
@@ -133,7 +152,7 @@ LEADERS = {
         "ended = {node.host for node in known}", SUPERVISORS, "ranks_start_once",
     ),
     "a leader whose run was taken over changes it": (
-        STATE, "if one.attempt >= self.attempt.number and one.led_by != self.host:", "if False:",
+        STATE, "if one.settled and one.attempt >= self.attempt.number and one.led_by != self.host:", "if False:",
         SUPERVISORS, "changes_nothing",
     ),
     "a supervisor leads whose coordinator is frozen": (
@@ -210,6 +229,19 @@ RUNS_THAT_STAND_STILL = {
         BACK, "    return not supervisor.has_ended()\n",
         "    return not supervisor.has_ended() and number == max(known)\n", ELECTIONS, "taken_back",
     ),
+    "hosts leave for an attempt that has come to nothing": (
+        STATE, "if one.settled and one.attempt", "if one.attempt", SUPERVISORS, "may_have_come_to_nothing",
+    ),
+    "followers leave as the leader is lost before its end is copied": (
+        FOLLOWER, "return ended or not supervisor.plan.disks_apart", "return True", SUPERVISORS, "knows_no_end",
+    ),
+    "a run on hold is begun by an election": (
+        BACK, "                    if has_begun:\n", "                    if True:\n",
+        SUPERVISORS, "waits_for_its_turn",
+    ),
+    "a host enters an attempt that its vote has fenced": (
+        BALLOT, "self.accepted = None  # its leader", "pass  # its leader", SUPERVISORS, "had_accepted",
+    ),
     "a host that was silent as the others began leaves for good": (
         STATE, "if self.gpus is None:\n                raise", "if not self.prepared:\n                raise",
         SUPERVISORS, "begins_later",
@@ -261,7 +293,7 @@ RECORDS = {
         "announce_end(supervisor.run, supervisor.attempt, end)", ELECTIONS, "before_half_of_the_voters",
     ),
     "what a lost leader had noted alone is kept": (
-        COPIES, "elif cuts and os.fstat(fd).st_size > at + len(piece):", "elif False:",
+        COPIES, "if known < len(piece) or cuts:", "if known < len(piece):",
         SUPERVISORS, "beyond_a_new_leaders",
     ),
     "an old leader's longer history is kept after a new one's": (
@@ -286,6 +318,9 @@ RECORDS = {
     ),
     "a host whose copy of the coordinator's address is damaged is lost to the run": (
         COPIES, "now // self._renew_s if name.endswith(ENDPOINT) else 0", "0", COPIED, "told_again_though",
+    ),
+    "a piece of the history that is in memory only is confirmed": (
+        COPIES, "os.pwrite(fd, piece, at)  #", "os.pwrite(fd, piece[known:], at + known)  #", COPIED, "written_again",
     ),
     "a damaged address of the coordinator is not mended": (
         "coordinator/server.py", "if readable(path, Endpoint) != record:", "if not path.exists():",

@@ -308,8 +308,8 @@ class SupervisedAgent(AgentProcess):
         if not self.pid or self.lease is None:
             return None
         due = self.lease.due()
-        if due.end:
-            self.agent.end_ranks()
+        if due.end and self.agent.ranks:
+            self.agent.rank_leaves(signal=9)
         if due.kill:
             self.agent.exit(9)
         return due.look_s
@@ -506,7 +506,7 @@ class Agent(Process):
         number, node = self.start.first_rank, self.home.node.index
         told = RankExit(self.ranks[1], number, 0, node, self.pid, **how)
         self.end_ranks()
-        self.line.send_reliably(messages.Exited(node, told))
+        self.world.at(self.world.now, self, lambda: self.line.send_reliably(messages.Exited(node, told)))
 
     async def _beat(self):
         while True:

@@ -65,6 +65,7 @@ FOUND = {
     "a host opens an attempt that too few others accept": 3820371594,
     "what a host has said to its leader comes after it has elected another": 3466625228,
     "a host that has voted for a newer attempt confirms the end of the run": 3456832911,
+    "a host had begun an attempt that its leader had not": 4293372583,
     "all hosts come back, and each waits for another": 519060740,
     "a leader comes back that had taken an attempt back": 2286808532,
     "a host follows one that is back and has no leader itself": 3261988185,
