@@ -194,10 +194,16 @@ class SlurmLab(ClusterLab):
 
     def save_state(self) -> None:
         """Have the controller save its state to disk, which it does not do by itself when a job starts."""
-        saved = self.folder / "state" / "job_state"
-        before = saved.stat().st_mtime_ns if saved.exists() else 0
+
+        def saved_at():
+            try:
+                return (self.folder / "state" / "job_state").stat().st_mtime_ns
+            except FileNotFoundError:
+                return 0  # none yet, or the controller is replacing it
+
+        before = saved_at()
         self.ask("scontrol", "reconfigure")
-        until("saved state", lambda: saved.exists() and saved.stat().st_mtime_ns != before)
+        until("saved state", lambda: saved_at() not in (0, before))
 
     def freeze_controller(self) -> None:
         """Suspend the controller, which then accepts connections and never answers."""
