@@ -69,6 +69,7 @@ def test_no_state_breaks_a_rule(world, most_states):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("world", "most_states"), NIGHTLY, ids=str)
 def test_no_state_further_away_breaks_a_rule(world, most_states):
     found = explored(world, most_states)
