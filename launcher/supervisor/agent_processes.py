@@ -89,9 +89,7 @@ class AgentProcess:
     pid: int | None = None
     deaths: int = 0  # in a row, each after a short life
     last: int | None = None  # the wait status of its last exit
-    killed_under_lease: float | None = (
-        None  # the end of the lease, by boottime, under which its last process was killed
-    )
+    killed_under_lease: float | None = None  # when the lease ends, by boottime, under which SIGKILL ended its process
     started_at: float = 0.0  # by time.monotonic
     returns_at: float | None = None  # when it is started again, by time.monotonic; None: not at all
     slept: AfterSuspend | None = None  # what a lease that expired in a suspend means; None: it has no lease
@@ -154,7 +152,8 @@ class AgentProcess:
         its work is done ends its standby itself, unless another attempt follows.
         """
         self.pid, self.last, self.killed_under_lease = None, status, None
-        if _is_kill(status) and self.lease is not None and self.lease.until > boottime():
+        is_killed = os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        if is_killed and self.lease is not None and self.lease.until > boottime():
             self.killed_under_lease = self.lease.until
         if self.gate is not None and not self.leads:
             self.place = AgentPlace.standby_at(self.gate)
@@ -662,11 +661,6 @@ class AgentProcesses:
         end_all(lambda: orphans(os.getpid(), self._spared | others))
         if comes_back(status) and not agent.leads:
             agent.schedule_restart(time.monotonic())
-
-
-def _is_kill(status: int) -> bool:
-    """Return whether this wait status is that of a process that SIGKILL has ended."""
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def comes_back(status: int) -> bool:
